@@ -328,12 +328,34 @@ const SYNCHRONISATION: &[&str] = &[
     "_consumer<",
     "copy_rows<",
     "reduce_rows<",
+    "dot_rows<",
+    "swiglu_grad_rows<",
 ];
+
+/// A plan of `tests/plans`.
+fn fixture(name: &str) -> Plan {
+    let path = format!("{}/../tests/plans/{name}.plan", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
+    text.parse().unwrap_or_else(|e| panic!("{path}: {e}"))
+}
+
+/// Leaves that no pipeline has.
+const FIXTURES: &[&str] = &["swiglu_grad"];
+
+#[test]
+fn kernels_of_fixtures() {
+    for name in FIXTURES {
+        let kernel = emit(&fixture(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
+        insta::assert_snapshot!(format!("cuda_{name}_fixture"), kernel.generated());
+    }
+}
 
 #[test]
 fn deleting_any_synchronisation_line_fails_the_audit() {
-    for (name, source, ranks, shapes) in drawn::some(CASES, 6) {
-        let plan = plan(source, *ranks, shapes).expect("lowers");
+    let cases = drawn::some(CASES, 6).map(|(name, source, ranks, shapes)| {
+        (*name, plan(source, *ranks, shapes).expect("lowers"))
+    });
+    for (name, plan) in cases.chain(FIXTURES.iter().map(|name| (*name, fixture(name)))) {
         let cuda = emit(&plan).expect("emits").cuda;
         audit(&plan, &cuda).expect("the kernel as emitted");
         let lines: Vec<_> = cuda.lines().collect();

@@ -44,12 +44,12 @@ impl Curve {
         self.row().name
     }
 
-    /// The operation that multiplies by its slope, there and in `templates/tile/epilogue.cuh`.
+    /// The operation that multiplies by its slope, there and in `templates/tile/curves.cuh`.
     pub const fn grad(self) -> &'static str {
         self.row().grad
     }
 
-    /// Its name in `templates/tile/epilogue.cuh`.
+    /// Its name in `templates/tile/curves.cuh`.
     pub const fn cuda(self) -> &'static str {
         self.row().cuda
     }

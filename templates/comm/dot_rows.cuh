@@ -1,5 +1,5 @@
 // Products of rows that are each looked up with a row of the own rank: an element for each, in fp32. A warp has a row of the own rank, of the few
-// that a task has; its lanes add up columns, then each other's sums, in the same order whoever runs it.
+// that a task has; its lanes add up columns, then each other's sums, in the same order whoever runs it. Or elements alone, each looked up.
 struct DotTask {
   u32 task;  // linear index in the role
   u32 family;
@@ -67,8 +67,21 @@ MK_DEVICE void dot_row(const Hooks& hooks, const DotTask& task, u32 row, u32 lan
   }
 }
 
+// Elements that stand for products: a lane for each, so that all loads are in flight together.
+template <u32 kThreads, class Hooks>
+MK_DEVICE void pick_elements(const Hooks& hooks, const DotTask& task, u32 thread) {
+#pragma unroll 1
+  for (u32 i = thread; i < Hooks::kRows * Hooks::kProducts; i += kThreads) {
+    const u32 row = i / Hooks::kProducts, product = i % Hooks::kProducts;
+    if (!hooks.exists(task, row)) continue;
+    const bool there = hooks.there(task, row, product);
+    const float x = there ? load_element<Dtype::F32>(hooks.source(task, row, product)) : 0.0f;
+    store_element<Dtype::F32>(hooks.destination(task, row, product), x);
+  }
+}
+
 // The first warp waits for what is looked up, then, by that, for all rows of the task; see `gather_rows`.
-template <Dtype kDtype, u32 kThreads, u32 kBarrier, class Edges, class Hooks>
+template <Dtype kDtype, u32 kThreads, u32 kBarrier, class Edges, bool kPlain = false, class Hooks>
 MK_DEVICE void dot_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
 #pragma unroll 1
   for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
@@ -82,9 +95,13 @@ MK_DEVICE void dot_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
     }
     named_barrier_sync<Edges::start, kBarrier, kThreads>();
     if (!ctx.aborted()) {
+      if constexpr (kPlain) {
+        pick_elements<kThreads>(hooks, task, thread);
+      } else {
 #pragma unroll 1
-      for (u32 row = thread / 32; row < Hooks::kRows; row += kThreads / 32) {
-        if (hooks.exists(task, row)) dot_row<kDtype>(hooks, task, row, thread % 32);
+        for (u32 row = thread / 32; row < Hooks::kRows; row += kThreads / 32) {
+          if (hooks.exists(task, row)) dot_row<kDtype>(hooks, task, row, thread % 32);
+        }
       }
     }
     named_barrier_sync<Edges::done, kBarrier, kThreads>();

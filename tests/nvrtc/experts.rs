@@ -341,3 +341,17 @@ fn stacks_of_weights_compile() {
         });
     }
 }
+
+/// Gated rows with weights, and elements alone, of a written plan: rows of whole vectors, and not; of either type.
+#[test]
+fn gated_rows_compile() {
+    let text = include_str!("../plans/swiglu_grad.plan");
+    for (columns, dtype, trace) in
+        [(24, "bf16", false), (2048, "bf16", true), (1408, "f16", false), (25, "f16", true)]
+    {
+        let text = text.replace("I = 24", &format!("I = {columns}")).replace("bf16", dtype);
+        judge(&format!("gated rows of {columns} {dtype}"), Options { trace }, || {
+            text.parse().unwrap_or_else(|e| panic!("{e}"))
+        });
+    }
+}

@@ -51,8 +51,8 @@ pub use json::{JsonError, PLAN_SCHEMA};
 pub use leaf::{
     ALayout, AttendGradTile, AttendTile, BLayout, COPY_STAGE_BYTES, Carry, Consumers, CopyTile,
     CopyVia, DotTile, GradOf, Leaf, Mask, MergeTile, MmaTile, NormTile, QuantTile, ReduceTile,
-    RopeTile, STATS, SinkTile, StatsTile, Store, Tabulate, Tabulation, attend_grad_smem_bytes,
-    attend_smem_bytes,
+    RopeTile, STATS, SinkTile, StatsTile, Store, SwigluGradTile, Tabulate, Tabulation,
+    attend_grad_smem_bytes, attend_smem_bytes,
 };
 pub use lookup::Meeting;
 pub use mma::{

@@ -5,12 +5,13 @@ use crate::{
     compare::{self, Reference},
     drawn,
     fixtures::{TILE, WHOLE, case, outcome, schedules},
-    harness::{Data, no_tables, plan_with, run},
+    harness::{Data, MakeTable, no_tables, plan, plan_with, plan_without, run},
 };
 use mk_codegen::{
     plan::Plan,
     sim::{Options, Schedule},
 };
+use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 /// The first failure of a plan, of 6 seeds under each of these schedules.
 fn failure(
@@ -19,12 +20,24 @@ fn failure(
     reference: &Reference,
     schedules: impl IntoIterator<Item = Schedule>,
 ) -> Option<String> {
+    failure_with(plan, &no_tables, &[(output, reference)], schedules)
+}
+
+fn failure_with(
+    plan: &Plan,
+    tables: &MakeTable,
+    outputs: &[(&str, &Reference)],
+    schedules: impl IntoIterator<Item = Schedule>,
+) -> Option<String> {
     for schedule in schedules {
         for seed in 0..6 {
             let options = Options { schedule, seed, launches: 4, ..Options::default() };
-            let (report, data) = run(plan, &no_tables, &options);
+            let (report, data) = run(plan, tables, &options);
             let compared = match report {
-                Ok(_) => compare::check(&data, output, reference, WHOLE, TILE),
+                Ok(_) => outputs.iter().try_for_each(|(output, reference)| {
+                    let checked = compare::check(&data, output, *reference, WHOLE, TILE);
+                    checked.map_err(|e| format!("{output}: {e}"))
+                }),
                 Err(e) => Err(e.to_string()),
             };
             if let Err(e) = compared {
@@ -250,5 +263,75 @@ fn an_ordered_network() {
             let options = Options { schedule, seed, ..Options::default() };
             outcome(&case("two_nodes_nic"), &plan, &no_tables, &options).expect("right");
         }
+    }
+}
+
+/// Counts that fit into two blocks, and which rows are whose.
+fn of_slots(epoch: i64, rank: usize, name: &str) -> Vec<i32> {
+    let mut rng = SmallRng::seed_from_u64((epoch * 16) as u64 + rank as u64);
+    let mut below = |n: i32, of: usize| (0..of).map(|_| rng.random_range(0..n)).collect();
+    match name {
+        "counts" => {
+            let turns = [[5, 128], [200, 0], [0, 37], [256, 0], [0, 0]];
+            turns[(epoch as usize + 2 * rank) % turns.len()].to_vec()
+        }
+        "tokens" => below(10, 256),
+        "place" => below(256, 20),
+        "slots" => below(2, 256),
+        _ => below(2, 20),
+    }
+}
+
+/// Results of a row with its weight: gradients of gates and ups, what the activation makes, and the weight's gradient.
+fn gated_row(d: &Data, e: i64, r: usize, row: usize) -> Option<([Vec<f64>; 2], f64)> {
+    let blocks = d.table(e, r, "counts").iter().flat_map(|n| {
+        let n = *n as usize;
+        (0..n.div_ceil(128)).map(move |b| (n - b * 128).min(128))
+    });
+    blocks.into_iter().nth(row / 128).filter(|n| row % 128 < *n)?;
+    let [u, h, gate] = ["u", "h", "gate"].map(|name| values(d, e, r, name));
+    let slot = |name: &str| d.table(e, r, name)[row] as usize;
+    let g = gate[slot("tokens") * 2 + slot("slots")];
+    let (u, h) = (&u[row * 24..][..24], &h[row * 48..][..48]);
+    let s = |x: f64| 1.0 / (1.0 + (-x).exp());
+    let of = |f: &dyn Fn(f64, f64, f64) -> f64| -> Vec<f64> {
+        (0..24).map(|j| f(u[j], h[j], h[24 + j])).collect()
+    };
+    let of_gates = of(&|u, x, up| g * u * up * s(x) * (1.0 + x * (1.0 - s(x))));
+    let of_ups = of(&|u, x, _| g * u * x * s(x));
+    let weighted = of(&|_, x, up| g * x * s(x) * up);
+    Some(([[of_gates, of_ups].concat(), weighted], of(&|u, x, up| u * x * s(x) * up).iter().sum()))
+}
+
+#[test]
+fn gated_rows_and_elements_alone() {
+    let rows = |of: usize, columns: usize| {
+        move |d: &Data, e: i64, r: usize| {
+            let row = |row| match gated_row(d, e, r, row) {
+                Some((made, _)) => made[of].iter().copied().map(Some).collect(),
+                None => vec![None; columns],
+            };
+            (0..256).flat_map(row).collect::<Vec<_>>()
+        }
+    };
+    let picked = |d: &Data, e: i64, r: usize| {
+        let slot = |i: usize, name: &str| d.table(e, r, name)[i] as usize;
+        let one = |i| match slot(i, "kept") {
+            0 => 0.0,
+            _ => gated_row(d, e, slot(i, "from"), slot(i, "place")).map_or(0.0, |row| row.1),
+        };
+        (0..20).map(|i| Some(one(i))).collect::<Vec<_>>()
+    };
+    let (of_gates, weighted) = (rows(0, 48), rows(1, 24));
+    let outputs: [(&str, &Reference); 3] =
+        [("dh", &of_gates), ("weighted", &weighted), ("dgate", &picked)];
+    let whole = plan("swiglu_grad");
+    let some = drawn::some(schedules(&whole), 2);
+    assert_eq!(failure_with(&whole, &of_slots, &outputs, some), None);
+    for line in ["wait e2", "wait e4", "wait e5", "wait e6", "wait e8", "post e3", "post e7"] {
+        let plan = plan_without("swiglu_grad", line);
+        let found = failure_with(&plan, &of_slots, &outputs, schedules(&plan))
+            .unwrap_or_else(|| panic!("without {line}: nothing shows"));
+        println!("swiglu_grad, without {line}: {}", found.lines().next().unwrap_or(""));
     }
 }

@@ -4,7 +4,7 @@ use super::{Cost, Done};
 use crate::{error::Result, unroller::Unroller};
 use mk_plan::{
     DotTile, Family, MergeTile, NormTile, QuantTile, ReduceTile, RopeTile, SinkTile, StatsTile,
-    Tabulate, Task,
+    SwigluGradTile, Tabulate, Task,
 };
 
 /// In a loop, all iterations are one job.
@@ -34,7 +34,7 @@ macro_rules! over_inner {
     )*};
 }
 
-over_inner!(DotTile, MergeTile, SinkTile);
+over_inner!(DotTile, MergeTile, SinkTile, SwigluGradTile);
 
 macro_rules! as_sums {
     ($($leaf:ty),*) => {$(

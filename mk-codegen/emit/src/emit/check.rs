@@ -122,6 +122,7 @@ fn looked_up(plan: &Plan, f: &Family) -> Result<()> {
     let looks = match f.leaf {
         Leaf::MmaTile(_)
         | Leaf::DotTile(_)
+        | Leaf::SwigluGradTile(_)
         | Leaf::NicSend
         | Leaf::CopyTile(CopyTile { via: CopyVia::Gather, .. }) => true,
         Leaf::ReduceTile(_) => f.inner.is_some(),

@@ -1,4 +1,4 @@
-//! Products of rows.
+//! Products of rows, and elements alone.
 
 use super::Record;
 use crate::{
@@ -9,33 +9,35 @@ use crate::{
 /// `dst[each] = sum over columns of src[each] * w` at each iteration of the inner loop, in f32: an element for each row
 /// of `src`, and 0 for one that is not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct DotTile;
+pub struct DotTile {
+    /// `src` has elements in f32, which stand for products: there is no `w`.
+    pub plain: bool,
+}
+
+impl DotTile {
+    /// What it reads.
+    pub fn reads(&self) -> &'static [Operand] {
+        if self.plain { &[Operand::Src] } else { &[Operand::Src, Operand::W] }
+    }
+}
 
 impl Record for DotTile {
     fn name(&self) -> &'static str {
-        "dot_tile"
+        if self.plain { "pick_tile" } else { "dot_tile" }
     }
 
     fn contract(&self) -> Contract {
         let op = |o, mode| OperandSpec::new(o, mode, Copier, Proxy::Generic, Arity::One);
-        let operands = vec![
-            op(Operand::Src, Mode::Read),
-            op(Operand::W, Mode::Read),
-            op(Operand::Dst, Mode::Write),
-            OperandSpec::tab(Copier),
-        ];
-        Contract::of_one(Copier, operands)
+        let reads = self.reads().iter().map(|o| op(*o, Mode::Read));
+        let rest = [op(Operand::Dst, Mode::Write), OperandSpec::tab(Copier)];
+        Contract::of_one(Copier, reads.chain(rest).collect())
     }
 
     fn allowed(&self, _: bool) -> Allowed {
         use Point::{End, Inner, Start};
+        let rows = self.reads().iter().chain(&[Operand::Dst]).map(|o| (*o, &[Inner][..]));
         Allowed {
-            operands: vec![
-                (Operand::Src, &[Inner]),
-                (Operand::W, &[Inner]),
-                (Operand::Dst, &[Inner]),
-                (Operand::Tab, &[Start]),
-            ],
+            operands: rows.chain([(Operand::Tab, &[Start][..])]).collect(),
             waits: vec![(Copier, Start), (Copier, Inner)],
             posts: vec![(Copier, End)],
             inner: true,
@@ -43,9 +45,12 @@ impl Record for DotTile {
     }
 
     fn types(&self) -> Vec<OneType> {
-        vec![
-            OneType::new(&[Operand::Src, Operand::W], Elements::Half),
-            OneType::new(&[Operand::Dst], Elements::F32),
-        ]
+        match self.plain {
+            true => vec![OneType::new(&[Operand::Src, Operand::Dst], Elements::F32)],
+            false => vec![
+                OneType::new(self.reads(), Elements::Half),
+                OneType::new(&[Operand::Dst], Elements::F32),
+            ],
+        }
     }
 }

@@ -19,6 +19,7 @@ mod signal;
 mod sink;
 mod stats;
 mod store;
+mod swiglu_grad;
 mod tabulate;
 
 pub use attend::{AttendTile, Carry, attend_smem_bytes};
@@ -39,6 +40,7 @@ pub use signal::{Enter, Signal};
 pub use sink::SinkTile;
 pub use stats::{STATS, StatsTile};
 pub use store::Store;
+pub use swiglu_grad::SwigluGradTile;
 pub use tabulate::{Tabulate, Tabulation};
 
 use crate::text::{Cursor, Result};
@@ -60,6 +62,8 @@ pub enum Leaf {
     ReduceTile(ReduceTile),
     /// [`DotTile`].
     DotTile(DotTile),
+    /// [`SwigluGradTile`].
+    SwigluGradTile(SwigluGradTile),
     /// [`AttendTile`].
     AttendTile(AttendTile),
     /// [`StatsTile`].
@@ -91,7 +95,7 @@ macro_rules! of_leaf {
     ($leaf:expr, $x:ident => $do:expr) => {
         $crate::of_leaf!(@ $leaf, $x, $do, [Signal Enter NicSend HostCopy]
             [CopyTile MmaTile ReduceTile AttendTile MergeTile StatsTile AttendGradTile Tabulate NormTile DotTile
-             RopeTile QuantTile SinkTile])
+             RopeTile QuantTile SinkTile SwigluGradTile])
     };
     (@ $leaf:expr, $x:ident, $do:expr, [$($unit:ident)*] [$($record:ident)*]) => {
         match $leaf {
@@ -121,7 +125,9 @@ const READERS: &[(&str, Reader)] = &[
     ("copy_tile", |c| CopyTile::read(c).map(Leaf::CopyTile)),
     ("mma_tile", |c| MmaTile::read(c).map(Leaf::MmaTile)),
     ("reduce_tile", |c| ReduceTile::read(c).map(Leaf::ReduceTile)),
-    ("dot_tile", |_| Ok(Leaf::DotTile(DotTile))),
+    ("dot_tile", |_| Ok(Leaf::DotTile(DotTile { plain: false }))),
+    ("pick_tile", |_| Ok(Leaf::DotTile(DotTile { plain: true }))),
+    ("swiglu_grad_tile", |_| Ok(Leaf::SwigluGradTile(SwigluGradTile))),
     ("attend_tile", |c| AttendTile::read(c).map(Leaf::AttendTile)),
     ("merge_tile", |c| Ok(Leaf::MergeTile(MergeTile { block: c.block()? }))),
     ("stats_tile", |c| Ok(Leaf::StatsTile(StatsTile { block: c.block()? }))),
@@ -255,7 +261,8 @@ mod tests {
         all.extend([false, true].map(|grad| Leaf::NormTile(NormTile { eps: 0, grad })));
         let quant = |back| Leaf::QuantTile(QuantTile { narrow: mk_abi::DType::E4m3, back });
         all.extend([false, true].map(quant));
-        all.push(Leaf::DotTile(DotTile));
+        all.extend([false, true].map(|plain| Leaf::DotTile(DotTile { plain })));
+        all.push(Leaf::SwigluGradTile(SwigluGradTile));
         all.push(Leaf::StatsTile(StatsTile { block: [128, 64] }));
         all.push(Leaf::SinkTile(SinkTile));
         all.push(Leaf::MergeTile(MergeTile { block: [128, 64] }));

@@ -517,7 +517,7 @@ impl<A: Algebra> Evaluator<'_, A> {
 }
 
 /// `[m, f]` and `[m, 2, f]` `-> [m, 2, f]`.
-fn swiglu_grad<A: Algebra>(
+pub(super) fn swiglu_grad<A: Algebra>(
     algebra: &mut A,
     d: &Tensor<A::Elem>,
     h: &Tensor<A::Elem>,
@@ -540,7 +540,7 @@ fn swiglu_grad<A: Algebra>(
 }
 
 /// `[m, 2, f] -> [m, f]`.
-fn swiglu<A: Algebra>(algebra: &mut A, t: &Tensor<A::Elem>) -> Tensor<A::Elem> {
+pub(super) fn swiglu<A: Algebra>(algebra: &mut A, t: &Tensor<A::Elem>) -> Tensor<A::Elem> {
     let f = t.shape[2];
     let mut data = Vec::with_capacity(t.shape[0] * f);
     for row in t.data.chunks(2 * f.max(1)) {

@@ -1,14 +1,17 @@
-//! Attention, of which there is no pipeline yet: the fixtures against softmax as it is written.
+//! Attention, of which there is no pipeline yet: the fixtures against softmax as it is written. Gated rows with weights,
+//! which no pipeline of few operations has, against the operations.
 
 use super::{
     algebra::{Algebra, Block, Numbers},
     attend::{Attention, Scored},
     budget::Budget,
     cells::{Cells, Lines},
+    dims::Tensor,
     error::Result,
     launch::{self, Scaled},
     links,
     number::Pair,
+    program::{swiglu, swiglu_grad},
     tile::Tile,
     unroll,
 };
@@ -179,4 +182,96 @@ fn rings_that_read_elsewhere_are_not() {
     rejected(SCRATCH, "0x3e3504f3", "0x3e3504f4");
     rejected(REGISTERS, "0x3e3504f3", "0xbe3504f3");
     rejected(REGISTERS, "inner s in 4", "inner s in 3");
+}
+
+/// Six rows with weights, and elements of what their weights have as gradients, with nothing behind the last.
+const GATED: &str = r#"
+plan "gated"
+mesh world=1
+target sm_90a
+buffer buf0 "u" in bf16[6, 40]
+buffer buf1 "h" in bf16[6, 2, 40]
+buffer buf2 "g" in f32[6, 1]
+buffer buf3 "dh" out bf16[6, 2, 40]
+buffer buf4 "y" out bf16[6, 40]
+buffer buf5 "dg" scratch f32[6]
+buffer buf6 "picked" out f32[4, 2]
+role role0 compute ctas 1
+
+family fam0 "grad" role0 {
+  leaf swiglu_grad_tile
+  for b in 2
+  inner q in 4
+  access src: read buf0 @ rank [b * 4 + q : 1, 0 : 40] at inner when b * 4 + q < 6
+  access e0: read buf1 @ rank [b * 4 + q : 1, 0 : 2, 0 : 40] at inner when b * 4 + q < 6
+  access w: read buf2 @ rank [b * 4 + q : 1, 0 : 1] at inner when b * 4 + q < 6
+  access dst: write buf3 @ rank [b * 4 + q : 1, 0 : 2, 0 : 40] at inner when b * 4 + q < 6
+  access e1: write buf4 @ rank [b * 4 + q : 1, 0 : 40] at inner when b * 4 + q < 6
+  access e2: write buf5 @ rank [b * 4 + q : 1] at inner when b * 4 + q < 6
+}
+
+family fam1 "pick" role0 {
+  leaf pick_tile
+  for i in 1
+  inner q in 4
+  access src: read buf5 @ rank [q * 2 + j : 1] at inner each j in 2 when q * 2 + j < 6
+  access dst: write buf6 @ rank [q : 1, j : 1] at inner each j in 2
+}
+"#;
+
+#[test]
+fn gated_rows_with_weights_are_what_operations_make() {
+    let plan: Plan = GATED.parse().expect("a plan");
+    plan.check_structure().expect("a plan");
+    let tables = TableSet::new(&plan, |_, _| Vec::new());
+    let unrolled = unroll::unroll(&Points::new(&plan, &tables), 1, unroll::Moved::Numbers);
+    let unrolled = unrolled.expect("unrolls");
+    let mut lines = Lines::default();
+    let own: Vec<Vec<u32>> = unrolled
+        .shapes
+        .iter()
+        .map(|shapes| shapes[0].iter().map(|n| lines.line(*n)).collect())
+        .collect();
+    let line_of = |slab: u32| own[unrolled.slabs[slab as usize].buffer.index()][0];
+    let sequence = lines.line(0);
+    links::tasks(&mut lines, &unrolled, line_of, sequence).expect("links");
+    let budget = Budget::of(&unrolled);
+    let cells = lines.cells(budget.cuts).expect("cells");
+    let mut numbers = Numbers::new(1);
+    let tensor = |numbers: &mut Numbers, b: usize| {
+        let shape: Vec<usize> = own[b].iter().map(|l| cells.extent(*l)).collect();
+        let of = |i| input(numbers, b, [i, 0, 0]);
+        Tensor { data: (0..shape.iter().product()).map(of).collect(), shape }
+    };
+    let given = |numbers: &mut Numbers, slab: u32| {
+        let b = unrolled.slabs[slab as usize].buffer;
+        (plan.buffers[b].space == Space::In).then(|| {
+            let made = tensor(numbers, b.index());
+            Scaled::given(made.shape, made.data)
+        })
+    };
+    let places = (line_of, sequence);
+    let memory = launch::run(&mut numbers, &unrolled, &cells, places, budget.work, given);
+    let memory = memory.expect("is evaluated");
+    let [u, h, g] = [0, 1, 2].map(|b| tensor(&mut numbers, b));
+    let (rows, columns) = (u.shape[0], u.shape[1]);
+    assert!(rows == 6 && (2..40).contains(&columns) && h.shape == [6, 2, columns]);
+    let weighed = |numbers: &mut Numbers, x: &Tensor<Pair>| {
+        let of = |(i, x): (usize, &Pair)| numbers.mul(*x, g.data[i / columns]);
+        Tensor { shape: x.shape.clone(), data: x.data.iter().enumerate().map(of).collect() }
+    };
+    let (d, y) = (weighed(&mut numbers, &u), swiglu(&mut numbers, &h));
+    let sums = u.data.chunks(columns).zip(y.data.chunks(columns));
+    let sums: Vec<Pair> = sums.map(|(u, y)| numbers.dot(u, y)).collect();
+    let picked = [&sums[..], &[Pair::ZERO; 2]].concat();
+    let want = [
+        (3, swiglu_grad(&mut numbers, &d, &h).data),
+        (4, weighed(&mut numbers, &y).data),
+        (5, sums),
+        (6, picked),
+    ];
+    for (b, want) in want {
+        let slab = unrolled.slabs.iter().position(|s| s.buffer == BufId::new(b));
+        assert_eq!(memory[slab.expect("memory")].data, want, "buf{b}");
+    }
 }

@@ -1,4 +1,4 @@
-//! Products of rows.
+//! Products of rows, and elements alone.
 
 use super::{Compute, Regions, Values, Write, fits};
 use crate::context::{Context, misfit};
@@ -13,10 +13,19 @@ impl Compute for DotTile {
         let mut list = Vec::with_capacity(regions.len());
         for (each, region) in regions {
             fits(&region, 1)?;
+            let src = of_step(Operand::Src, each);
+            if self.plain {
+                let element = src.map_or(Some(&0.0), |src| src.first());
+                let Some(element) = element.filter(|_| src.is_none_or(|src| src.len() == 1)) else {
+                    return Err(misfit("what stands for a product is not one element"));
+                };
+                list.push((region, vec![*element]));
+                continue;
+            }
             let Some(w) = of_step(Operand::W, None) else {
                 return Err(misfit("a product has no row `w`"));
             };
-            let product = match of_step(Operand::Src, each) {
+            let product = match src {
                 None => 0.0,
                 Some(src) if src.len() == w.len() => {
                     src.iter().zip(w).fold(0.0, |sum, (x, y)| x.mul_add(*y, sum))

@@ -39,7 +39,9 @@ pub(in super::super) fn apply(op: EpilogueOp, acc: &mut Tile, operand: Option<&T
                 *x = 0.0;
             }
         }),
-        EpilogueOp::Slope(curve) => slope(acc, other, &|x| slope_at(curve, x)),
+        EpilogueOp::Slope(curve) => {
+            acc.data.iter_mut().zip(other).for_each(|(x, y)| *x *= slope_of(curve, *y));
+        }
         EpilogueOp::Scale(bits) => each(acc, &|x| x * f32::from_bits(bits)),
         EpilogueOp::Round(to) => each(acc, &|x| to.round(x)),
         // Of steps, before they are added.
@@ -83,11 +85,9 @@ fn slope_at(curve: Curve, x: f64) -> f64 {
     }
 }
 
-/// Multiplies each element by what `f` gives for the other one.
-fn slope(acc: &mut Tile, other: &[f32], f: &dyn Fn(f64) -> f64) {
-    // Further out slopes are what they are there, and what is infinite has one, too.
-    let at = |y: &f32| f64::from(*y).clamp(-100.0, 100.0);
-    acc.data.iter_mut().zip(other).for_each(|(x, y)| *x *= f(at(y)) as f32);
+/// The slope of a curve. Further out than 100 it is what it is there, and what is infinite has one, too.
+pub(in super::super) fn slope_of(curve: Curve, x: f32) -> f32 {
+    slope_at(curve, f64::from(x).clamp(-100.0, 100.0)) as f32
 }
 
 fn gelu_slope(x: f64) -> f64 {
@@ -117,7 +117,7 @@ fn gelu_tanh_slope(x: f64) -> f64 {
     s + x * s * (1.0 - s) * slope
 }
 
-fn silu(x: f32) -> f32 {
+pub(in super::super) fn silu(x: f32) -> f32 {
     x / (1.0 + (-x).exp())
 }
 

@@ -8,7 +8,7 @@ mod gradients;
 mod matmul;
 
 pub(super) use attend::{Attention, AttentionStep, Bounds};
-pub(super) use epilogue::apply;
+pub(super) use epilogue::{apply, silu, slope_of};
 pub(super) use gradients::{Block, Gradients, statistics};
 pub(super) use matmul::{multiply_add, transpose};
 

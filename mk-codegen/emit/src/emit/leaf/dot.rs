@@ -1,14 +1,15 @@
-//! Products of rows that are each looked up, an element for each, with a row of the own rank: in f32, each by a warp.
+//! Products of rows that are each looked up, an element for each, with a row of the own rank: in f32, each by a warp. Or
+//! elements alone that are each looked up, each by a thread.
 
 use super::record::{Group, LeafEmission, Prepared, by_all_threads};
 use crate::emit::{EmitError, Result, context::Emitter, types::Slice};
 use minijinja::{Value, context};
-use mk_plan::{Access, Agent, Expr, Family, Operand, Point, Var};
+use mk_plan::{Access, Agent, DotTile, Expr, Family, Leaf, Operand, Point, Var};
 
 pub(in crate::emit) const EMISSION: LeafEmission = by_all_threads!(
     "dot_rows",
     "dot_rows",
-    "Dtype::@{ dtype }@, 2 * kWarpgroupThreads, 2, @{ name }@Edges"
+    "Dtype::@{ dtype }@, 2 * kWarpgroupThreads, 2, @{ name }@Edges@{ \", true\" if plain else \"\" }@"
 );
 
 /// Rows, products of each, and columns.
@@ -24,13 +25,19 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
         return EmitError::refuse(&g.name, what);
     }
     let dtype = e.one_dtype(g.slices[0].id, |o| matches!(o, Operand::Src | Operand::W))?;
+    let plain = is_plain(g.head(e));
     Ok(Prepared {
         families,
-        hooks: context! { rows, products, columns },
-        call: context! { dtype },
+        hooks: context! { rows, products, columns, plain },
+        call: context! { dtype, plain },
         workers: g.ctas,
         choices: vec![],
     })
+}
+
+/// Whether elements stand for products.
+fn is_plain(f: &Family) -> bool {
+    f.leaf == Leaf::DotTile(DotTile { plain: true })
 }
 
 /// The one access of an operand, in the inner loop.
@@ -66,7 +73,10 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value> {
     let f = &e.plan.families[s.id];
     let refuse = |what: &str| EmitError::refuse(&f.name, what);
     let [_, _, columns] = sizes(e, f)?;
-    let (src, w, dst) = (one(f, Operand::Src)?, one(f, Operand::W)?, one(f, Operand::Dst)?);
+    let (src, dst) = (one(f, Operand::Src)?, one(f, Operand::Dst)?);
+    let plain = is_plain(f);
+    // What says whether a row is there.
+    let w = if plain { dst } else { one(f, Operand::W)? };
     let own = |a: &Access| a.rank == Expr::Var(Var::RANK);
     let whole = |a: &Access| {
         let (last, front) = a.region.split_last()?;
@@ -74,10 +84,13 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value> {
         let all = e.number(&e.extent(a.buffer, a.region.len() - 1));
         (one && last.0 == Expr::Const(0) && e.number(&last.1) == all).then_some(all?)
     };
-    if [src, w].iter().any(|a| whole(a) != Some(columns)) {
+    if plain {
+        if src.region.iter().any(|(_, n)| *n != Expr::Const(1)) || dst.each != src.each {
+            return refuse("what stands for a product is one element");
+        }
+    } else if [src, w].iter().any(|a| whole(a) != Some(columns)) {
         return refuse("a product is of whole rows, one at a time");
-    }
-    if !own(w) || w.each.is_some() || dst.each != src.each {
+    } else if !own(w) || w.each.is_some() || dst.each != src.each {
         return refuse("products are of the own rank, one for each row");
     }
     if [Var::INNER, Var::EACH].iter().any(|var| dst.rank.mentions(*var)) {
@@ -108,17 +121,25 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value> {
     };
     let (from, of_row) = (e.pitch_bytes(&f.name, src.buffer)?, e.own_pitch_bytes(w.buffer));
     let say = |x: &Expr| e.c(f, Some(each), x);
+    let within = match src.region.last() {
+        Some((at, _)) if plain => format!(" + static_cast<u64>({}) * 4", say(at)),
+        _ => String::new(),
+    };
     Ok(context! {
         inner => inner.0.clone(),
         each => each.var.clone(),
         exists => e.there(f, None, w),
         there => src.when.as_ref().map_or("true".into(), &say),
-        source => format!("{} + static_cast<u64>({}) * {from}", e.base(src.buffer, &say(&src.rank)), say(&e.row(src))),
-        factor => format!(
+        source => format!(
+            "{} + static_cast<u64>({}) * {from}{within}",
+            e.base(src.buffer, &say(&src.rank)),
+            say(&e.row(src))
+        ),
+        factor => if plain { String::new() } else { format!(
             "{} + static_cast<u64>({}) * {of_row}",
             e.base(w.buffer, "params.header.rank"),
             e.c(f, None, &e.row(w))
-        ),
+        ) },
         destination => format!(
             "{} + static_cast<u64>({}) * 4",
             e.base(dst.buffer, &e.c(f, None, &dst.rank)),

@@ -42,6 +42,7 @@ mod rope;
 mod signal;
 mod sink;
 mod stats;
+mod swiglu_grad;
 mod tabulate;
 
 use mk_plan::{CopyTile, CopyVia, Family, Leaf};
@@ -62,6 +63,7 @@ pub(super) const ALL: &[&LeafEmission] = &[
     &gather::EMISSION,
     &combine::EMISSION,
     &dot::EMISSION,
+    &swiglu_grad::EMISSION,
     &copy_bulk::EMISSION,
     &copy_rows::EMISSION,
     &reduce::EMISSION,
@@ -94,6 +96,7 @@ pub(super) fn carrier(f: &Family) -> Carrier {
         Leaf::CopyTile(CopyTile { via: CopyVia::Gather, .. }) => Carrier::Agents(&gather::EMISSION),
         Leaf::ReduceTile(_) if combine::is_weighted(f) => Carrier::Agents(&combine::EMISSION),
         Leaf::DotTile(_) => Carrier::Agents(&dot::EMISSION),
+        Leaf::SwigluGradTile(_) => Carrier::Agents(&swiglu_grad::EMISSION),
         Leaf::ReduceTile(_) => Carrier::Agents(&reduce::EMISSION),
         Leaf::NicSend => Carrier::Agents(&nic_send::EMISSION),
         // At the end of a launch it has no CTA: the frame waits there.

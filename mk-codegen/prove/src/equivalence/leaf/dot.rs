@@ -1,4 +1,4 @@
-//! Products of rows.
+//! Products of rows, and elements alone.
 
 use super::{Linked, Links, Meaning, Stored, Task, Write};
 use crate::equivalence::{algebra::Algebra, context::Context, linker::Linker};
@@ -21,12 +21,14 @@ impl<A: Algebra> Meaning<A> for DotTile {
             };
             context.pieces.iter().filter(move |p| own(&p.touch))
         };
+        let src = of_step(Operand::Src).find(|p| p.touch.each == each);
+        if self.plain {
+            return Ok(src.map_or(vec![A::ZERO], |src| src.tile.data.clone()));
+        }
         let Some(w) = of_step(Operand::W).next() else {
             return Err("a product has no row `w`".into());
         };
-        let Some(src) = of_step(Operand::Src).find(|p| p.touch.each == each) else {
-            return Ok(vec![A::ZERO]);
-        };
+        let Some(src) = src else { return Ok(vec![A::ZERO]) };
         let (src, w) = (&src.tile.data, &w.tile.data);
         if src.len() != w.len() {
             return Err("the rows of a product differ in size".into());

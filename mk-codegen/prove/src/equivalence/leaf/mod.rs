@@ -15,6 +15,7 @@ mod reduce;
 mod rope;
 mod sink;
 mod stats;
+mod swiglu_grad;
 mod tabulate;
 
 pub(super) use tabulate::{Source, tabulated};

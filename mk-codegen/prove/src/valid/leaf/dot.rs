@@ -1,4 +1,4 @@
-//! Products of rows.
+//! Products of rows, and elements alone.
 
 use super::Rules;
 use crate::valid::touched::{Touched, area, of, plain, text};
@@ -6,20 +6,27 @@ use mk_plan::{DotTile, Family, Operand};
 
 impl Rules for DotTile {
     /// Each product is one element, of at most one row, and the row that all of a step are multiplied by, as long as
-    /// it.
+    /// it; or of at most one element.
     fn misfit(&self, _: &Family, touched: &[Touched<'_>]) -> Result<(), String> {
         let there = |operand: Operand| of(touched, operand).filter(|t| t.extents.is_some());
         for dst in there(Operand::Dst) {
-            let mut rows = there(Operand::W).filter(|w| w.step == dst.step);
-            let (Some(w), None) = (rows.next(), rows.next()) else {
-                return Err("a product has not one row `w`".into());
-            };
             let mut src = there(Operand::Src).filter(|s| (s.step, s.each) == (dst.step, dst.each));
             let (src, more) = (src.next(), src.next());
             if area(dst) != 1 || more.is_some() {
                 let n = text(dst.extents.unwrap_or_default());
                 return Err(format!("`dst` is {n}: a product is one element, of one row"));
             }
+            if self.plain {
+                if let Some(src) = src.filter(|src| area(src) != 1) {
+                    let n = text(src.extents.unwrap_or_default());
+                    return Err(format!("`src` is {n}: what stands for a product is one element"));
+                }
+                continue;
+            }
+            let mut rows = there(Operand::W).filter(|w| w.step == dst.step);
+            let (Some(w), None) = (rows.next(), rows.next()) else {
+                return Err("a product has not one row `w`".into());
+            };
             if let Some(src) = src.filter(|src| plain(src) != plain(w) || plain(w).len() > 1) {
                 let [a, b] = [src, w].map(|t| text(t.extents.unwrap_or_default()));
                 return Err(format!(

@@ -19,6 +19,7 @@ mod reduce;
 mod rope;
 mod sink;
 mod stats;
+mod swiglu_grad;
 mod tabulate;
 
 use super::touched::Touched;

@@ -31,6 +31,7 @@ pub(super) const FILES: &[(&str, &str)] = &[
     header!("tile/gemm_tiles.cuh"),
     header!("tile/cluster_depth.cuh"),
     header!("tile/gemm_loader.cuh"),
+    header!("tile/curves.cuh"),
     header!("tile/epilogue.cuh"),
     header!("tile/step_factors.cuh"),
     header!("tile/three_consumers.cuh"),
@@ -59,6 +60,7 @@ pub(super) const FILES: &[(&str, &str)] = &[
     header!("comm/gather_rows.cuh"),
     header!("comm/combine_rows.cuh"),
     header!("comm/dot_rows.cuh"),
+    header!("comm/swiglu_grad_rows.cuh"),
     header!("comm/tabulate.cuh"),
     header!("comm/route.cuh"),
 ];

@@ -146,7 +146,7 @@ impl Dispatch<'_> {
         let epilogue = combine.addend.map(|_| EpilogueOp::Add).into_iter().collect();
         let leaf = match combine.how {
             Combined::Sum(_) => Leaf::ReduceTile(ReduceTile { epilogue }),
-            Combined::Products(_) => Leaf::DotTile(DotTile),
+            Combined::Products(_) => Leaf::DotTile(DotTile { plain: false }),
         };
         let most = if one_axis { self.tokens } else { combine.out.widest(0) };
         let domain = vec![("i", ((most + COMBINED - 1) / COMBINED).into())];

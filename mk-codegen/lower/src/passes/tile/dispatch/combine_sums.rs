@@ -383,7 +383,7 @@ impl Dispatch<'_> {
         let touched: Vec<Source> = touched.into_iter().chain(kept).collect();
         let leaf = match x.factor {
             Factor::Weights(..) => Leaf::ReduceTile(ReduceTile { epilogue: Vec::new() }),
-            Factor::Rows { .. } => Leaf::DotTile(DotTile),
+            Factor::Rows { .. } => Leaf::DotTile(DotTile { plain: false }),
         };
         let family = draft.family(name, RoleKind::Compute, leaf, domain, vec![], touched);
         draft.plan.families[family].inner = Some(("q".into(), x.height.into()));
