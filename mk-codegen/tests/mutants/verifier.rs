@@ -229,6 +229,13 @@ const STRICT: &[(&str, &str)] = &[
         "rule5_products_of_some_tokens",
         "rows of an output that nobody writes are no matter of order",
     ),
+    (
+        "rule5_elements_of_some_tokens",
+        "rows of an output that nobody writes are no matter of order",
+    ),
+    ("rule6_gates_without_ups", "what a leaf makes of regions is the executor's business"),
+    ("rule6_two_elements_picked", "what a leaf makes of regions is the executor's business"),
+    ("rule6_weights_of_two_slots", "what a leaf makes of regions is the executor's business"),
     ("rule6_a_row_of_a_block", "what a leaf makes of regions is the executor's business"),
     ("rule6_counts_up_to_39", TABLES),
     ("rule6_lists_of_19_tokens", TABLES),

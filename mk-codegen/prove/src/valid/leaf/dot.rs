@@ -7,7 +7,14 @@ use mk_plan::{DotTile, Family, Operand};
 impl Rules for DotTile {
     /// Each product is one element, of at most one row, and the row that all of a step are multiplied by, as long as
     /// it; or of at most one element.
-    fn misfit(&self, _: &Family, touched: &[Touched<'_>]) -> Result<(), String> {
+    fn misfit(&self, family: &Family, touched: &[Touched<'_>]) -> Result<(), String> {
+        let times = |operand: Operand| {
+            let access = family.accesses.iter().find(|a| a.operand == operand);
+            access.and_then(|a| a.each.as_ref()).map(|each| &each.extent)
+        };
+        if times(Operand::Src) != times(Operand::Dst) {
+            return Err("`src` is not there as often as `dst`".into());
+        }
         let there = |operand: Operand| of(touched, operand).filter(|t| t.extents.is_some());
         for dst in there(Operand::Dst) {
             let mut src = there(Operand::Src).filter(|s| (s.step, s.each) == (dst.step, dst.each));
