@@ -8,8 +8,8 @@ use crate::{
 
 /// Of a row at each iteration of the inner loop, which has a weight `w`: `src` has gradients of what `silu(gate) * up`
 /// makes, without the weight, `e0` gates, then ups. `dst` has gradients of both, times the weight; `e1` what the
-/// activation makes, times the weight; `e2` the gradient of the weight, the sum over columns of `src * silu(gate) * up`.
-/// In f32, each rounded once.
+/// activation makes, times the weight; `e2` the gradient of the weight, the sum over columns of
+/// `src * silu(gate) * up`. In f32, each rounded once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SwigluGradTile;
 

@@ -1,5 +1,5 @@
-//! Attention, of which there is no pipeline yet: the fixtures against softmax as it is written. Gated rows with weights,
-//! which no pipeline of few operations has, against the operations.
+//! Attention, of which there is no pipeline yet: the fixtures against softmax as it is written. Gated rows with
+//! weights, which no pipeline of few operations has, against the operations.
 
 use super::{
     algebra::{Algebra, Block, Numbers},

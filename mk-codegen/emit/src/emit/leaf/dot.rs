@@ -1,5 +1,5 @@
-//! Products of rows that are each looked up, an element for each, with a row of the own rank: in f32, each by a warp. Or
-//! elements alone that are each looked up, each by a thread.
+//! Products of rows that are each looked up, an element for each, with a row of the own rank: in f32, each by a warp.
+//! Or elements alone that are each looked up, each by a thread.
 
 use super::record::{Group, LeafEmission, Prepared, by_all_threads};
 use crate::emit::{EmitError, Result, context::Emitter, types::Slice};
