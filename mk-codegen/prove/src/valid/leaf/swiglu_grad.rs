@@ -3,19 +3,23 @@
 use super::Rules;
 use crate::valid::touched::{Touched, area, text};
 use mk_plan::{Family, SwigluGradTile};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 impl Rules for SwigluGradTile {
     /// At each step that touches a row, everything is there once: a row of as many elements, twice as many of gates and
     /// ups, or one.
     fn misfit(&self, _: &Family, touched: &[Touched<'_>]) -> Result<(), String> {
-        let there = || touched.iter().filter(|t| t.extents.is_some());
         let ours = Self::READS.iter().chain(&Self::WRITES);
-        let of_row = there().filter(|t| ours.clone().any(|o| *o == t.operand));
-        for step in of_row.map(|t| t.step).collect::<BTreeSet<_>>() {
+        let mut steps: BTreeMap<u32, Vec<&Touched<'_>>> = BTreeMap::new();
+        for t in touched.iter().filter(|t| t.extents.is_some()) {
+            if ours.clone().any(|o| *o == t.operand) {
+                steps.entry(t.step).or_default().push(t);
+            }
+        }
+        for of_step in steps.values() {
             let mut row = Vec::new();
             for operand in ours.clone() {
-                let mut all = there().filter(|t| (t.operand, t.step) == (*operand, step));
+                let mut all = of_step.iter().copied().filter(|t| t.operand == *operand);
                 let (Some(one), None) = (all.next(), all.next()) else {
                     return Err(format!("a row has not one `{operand}`"));
                 };
