@@ -81,6 +81,16 @@ const BACKWARD_ANY: &str = "fn back<T: dyn <= 300>(dy: bf16[T, H] @ shard(0), id
     dispatch(dy, ids, capacity = R) -> grouped_gemm(w2.t) -> swiglu_grad(h) -> grouped_gemm(w1.t) -> combine(gate)
 }";
 
+/// The same with weights behind the activation, and their gradients.
+const WEIGHED: &str = "fn back(dy: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0), w2: bf16[E, G, H] @ shard(0), h: bf16[R, 2, G] @ shard(0),
+    w1: bf16[E, H, 2, G] @ shard(0), ones: f32[T, K] @ shard(0)) {
+    let rows = dispatch(dy, ids, capacity = R);
+    let u = rows -> grouped_gemm(w2.t);
+    let dh = u -> weigh(gate) -> swiglu_grad(h);
+    let a = h -> swiglu;
+    (rows, dh, a -> ragged(ids) -> weigh(gate), u -> weigh_grad(a), dh -> grouped_gemm(w1.t) -> combine(ones))
+}";
+
 /// Gradients of the weights.
 const WEIGHTS: &str = "fn weights(a: bf16[R, F] @ shard(0), ids: i32[T, K] @ shard(0), dy: bf16[T, H] @ shard(0), w2: bf16[E, F, H] @ shard(0)) {
     ragged(a, ids) -> grouped_gemm(w2) -> combine_grad(dy)
@@ -501,6 +511,8 @@ fn texts() {
         ("dispatch_any_weighted", Case { source: ANY_WEIGHTED, tokens: 300, ..SMALL }),
         ("dispatch_backward", Case { source: BACKWARD, ..SMALL }),
         ("dispatch_backward_any", Case { source: BACKWARD_ANY, tokens: 300, blocks: 8, ..SMALL }),
+        ("dispatch_weighed", Case { source: WEIGHED, ..SMALL }),
+        ("dispatch_weighed_sums", Case { source: WEIGHED, ..SMALL }),
         ("combine_grad", Case { source: WEIGHTS, ..SMALL }),
         ("combine_grad_kept", Case { source: WEIGHTS_KEPT, ..SMALL }),
         ("combine_adds", Case { source: ADDS, ..SMALL }),

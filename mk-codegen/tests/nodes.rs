@@ -152,7 +152,7 @@ fn attention(body: &str, placement: &str, tokens: u64) -> (Program, Bound) {
 }
 
 /// A layer of experts, and the gradients of its weights.
-const EXPERTS: [(&str, &str); 2] = [
+const EXPERTS: [(&str, &str); 3] = [
     (
         "experts",
         "fn f(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
@@ -164,6 +164,15 @@ const EXPERTS: [(&str, &str); 2] = [
         "experts_gate",
         "fn f(a: bf16[R, F] @ shard(0), ids: i32[T, K] @ shard(0), dy: bf16[T, H] @ shard(0), w: bf16[E, F, H] @ shard(0)) {
             ragged(a, ids) -> grouped_gemm(w) -> combine_grad(dy)
+        }",
+    ),
+    (
+        "experts_weighed",
+        "fn f(d: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0), w: bf16[E, F, H] @ shard(0),
+            h: bf16[R, 2, F] @ shard(0)) {
+            let u = d -> dispatch(ids, capacity = R) -> grouped_gemm(w.t);
+            let a = h -> swiglu;
+            (u -> weigh(gate) -> swiglu_grad(h), a -> ragged(ids) -> weigh(gate), u -> weigh_grad(a))
         }",
     ),
 ];
@@ -244,7 +253,7 @@ fn plans() {
     }
     for (n, (name, text)) in EXPERTS.iter().enumerate() {
         let (program, bound) = experts(text);
-        let config = nodes_of(2, 2, ORDERINGS[1 - n]);
+        let config = nodes_of(2, 2, ORDERINGS[(n + 1) % 2]);
         let (plan, _) =
             passes::compile(&program, &bound, &config).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert_eq!(plan.to_string().parse::<Plan>().expect("reads"), plan);
@@ -441,6 +450,7 @@ fn bytes_of_experts() {
             // Experts, and weights or none; tokens or their gradients; sums or products.
             let expected = match name {
                 "experts" => away * own * (8 * slots + 4 * wide) + rows * 2 * wide,
+                "experts_weighed" => away * own * (8 * slots + 4 * slots) + rows * 2 * wide,
                 "eight_bits" => away * own * (8 * slots + 4 * 272 + 4 * 3) + rows * 272,
                 _ => away * own * (4 * slots + 2 * wide + 4 * slots),
             };

@@ -101,11 +101,39 @@ pub fn cut_over(
 ) -> Result<Vec<Step>, CutError> {
     let of = BTreeMap::new();
     let mut cutter = Cutter { program, bound, ranks, nodes, mesh, groups: Vec::new(), of };
-    for node in program.nodes().iter().filter(|n| !program.is_implied(n)) {
+    let together: BTreeSet<ValueId> = weighed(program).flat_map(|(_, others)| others).collect();
+    let alone = |n: &&Node| !program.is_implied(n) && !together.contains(&n.result);
+    for node in program.nodes().iter().filter(alone) {
         cutter.place(node);
     }
     let groups = std::mem::take(&mut cutter.groups);
     groups.iter().map(|group| cutter.step(&cutter.as_kernel(group))).collect()
+}
+
+/// Each gradient of an activation of rows that have weights behind it, and what is made with it: weighed rows, and
+/// gradients of weights, which have no kernel without it. All are made of what its operands are made of.
+fn weighed(program: &Program) -> impl Iterator<Item = (ValueId, Vec<ValueId>)> {
+    let node = |id: ValueId| match program.def(id) {
+        Some(Def::Node(node)) => Some(node),
+        _ => None,
+    };
+    program.nodes().iter().filter_map(move |grad| {
+        let &[scaled, h] = &grad.inputs[..] else { return None };
+        let scaled = node(scaled).filter(|n| (grad.op, n.op) == (Op::SwigluGrad, Op::Weigh))?;
+        let u = scaled.inputs[0];
+        let of_rows = |n: &Node| match n.op {
+            Op::Swiglu => n.inputs[0] == h,
+            Op::Weigh | Op::WeighGrad => {
+                let made = |id: &ValueId| {
+                    node(*id).is_some_and(|n| n.op == Op::Swiglu && n.inputs[0] == h)
+                };
+                n.inputs[0] == u || n.inputs.iter().any(made)
+            }
+            _ => false,
+        };
+        let others = program.nodes().iter().filter(|n| of_rows(n)).map(|n| n.result);
+        Some((grad.result, others.collect()))
+    })
 }
 
 /// Elements of a tile.
@@ -147,8 +175,7 @@ struct Cutter<'a> {
 
 impl Cutter<'_> {
     fn place(&mut self, node: &Node) {
-        let unit = self.program.unit(node);
-        let read = self.program.written_inputs(node);
+        let (unit, read) = (self.unit(node), self.read(node));
         let first = read.iter().filter_map(|i| self.of.get(i).copied()).max().unwrap_or(0);
         let found =
             (first..self.groups.len()).find_map(|i| Some((i, self.with(&self.groups[i], node)?)));
@@ -185,12 +212,12 @@ impl Cutter<'_> {
             return None;
         }
         let mut group = group.clone();
-        group.nodes.extend(self.program.unit(node));
+        let made = group.nodes.clone();
+        group.nodes.extend(self.unit(node));
         if !group.is_kernel {
             return is_pointwise(&node.op).then_some(group);
         }
-        let reads = |id: &ValueId| group.nodes.contains(id);
-        let joined = self.program.written_inputs(node).iter().any(reads);
+        let joined = self.read(node).iter().any(|id| made.contains(id));
         if (!joined || self.reads_saved(node)) && self.stands_alone(&group, node) {
             return None;
         }
@@ -202,6 +229,23 @@ impl Cutter<'_> {
             false if joined && self.grows(&group, node) => Some(Group { sound: false, ..group }),
             false => unsound.then_some(group),
         }
+    }
+
+    /// An operation, and what is made with it.
+    fn unit(&self, node: &Node) -> Vec<ValueId> {
+        let with = weighed(self.program).find(|(grad, _)| *grad == node.result);
+        with.into_iter().flat_map(|(_, others)| others).chain(self.program.unit(node)).collect()
+    }
+
+    /// What these read that others make.
+    fn read(&self, node: &Node) -> Vec<ValueId> {
+        let unit = self.unit(node);
+        let nodes = unit.iter().filter_map(|id| match self.program.def(*id) {
+            Some(Def::Node(node)) if !self.program.is_implied(node) => Some(node),
+            _ => None,
+        });
+        let read = nodes.flat_map(|n| self.program.written_inputs(n));
+        read.filter(|id| !unit.contains(id)).collect()
     }
 
     /// Whether a gather of values with their factors, which no kernel ends in, goes with the operations before it and

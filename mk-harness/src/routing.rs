@@ -222,7 +222,9 @@ pub(crate) fn counts_of(program: &Program, value: ValueId) -> Option<ValueId> {
         let Some(Def::Node(node)) = program.def(at) else { return None };
         match node.op {
             Op::GroupedGemm { .. } => return node.inputs.get(2).copied(),
-            Op::Dispatch { .. } | Op::DispatchFactors => return node.inputs.get(1).copied(),
+            Op::Dispatch { .. } | Op::DispatchFactors | Op::Weigh => {
+                return node.inputs.get(1).copied();
+            }
             Op::Quantize(_) | Op::Dequantize(_) => at = *node.inputs.first()?,
             op if op.is_elementwise() || matches!(op, Op::Swiglu | Op::SwigluGrad) => {
                 at = *node.inputs.first()?

@@ -12,7 +12,7 @@ const IDS: &str = "ids: i32[T, K] @ shard(0)";
 const GATE: &str = "gate: f32[T, K] @ shard(0)";
 
 /// Each kind of pipeline: its name and text.
-fn kinds() -> [(&'static str, String); 10] {
+fn kinds() -> [(&'static str, String); 11] {
     let forward = format!(
         "fn forward(x: bf16[T, H] @ shard(0), {IDS}, {GATE}, w1: bf16[E, H, 2, I] @ shard(0), w2: bf16[E, I, H] @ shard(0)) {{
     let h = dispatch(x, ids, capacity = R) -> grouped_gemm(w1);
@@ -63,10 +63,21 @@ fn kinds() -> [(&'static str, String); 10] {
     (rows, dh, dh -> grouped_gemm(w1.t) -> combine(one))
 }}"
     );
+    let weighed = format!(
+        "fn weighed(dy: bf16[T, H] @ shard(0), {IDS}, {GATE}, w2: bf16[E, I, H] @ shard(0), h: bf16[R, 2, I] @ shard(0), {W1}, one: f32[T, K] @ shard(0)) {{
+    let rows = dispatch(dy, ids, capacity = R);
+    let u = rows -> grouped_gemm(w2.t);
+    let dh = u -> weigh(gate) -> swiglu_grad(h);
+    let a = h -> swiglu;
+    let made = dh -> grouped_gemm(w1.t) -> combine(one);
+    (rows, dh, a -> ragged(ids) -> weigh(gate), u -> weigh_grad(a), made)
+}}"
+    );
     let any = whole.replace("fn whole(", "fn any<T: dyn <= 150>(");
     [
         ("whole", whole),
         ("kept", kept),
+        ("weighed", weighed),
         ("any", any),
         ("forward", forward),
         ("hidden", hidden),
@@ -92,7 +103,7 @@ fn rows_go_back_through_their_experts() {
 #[test]
 fn weights_of_any_number_of_tokens() {
     let kinds = kinds();
-    for name in ["kept", "back", "gate"] {
+    for name in ["kept", "weighed", "back", "gate"] {
         let (_, source) = kinds.iter().find(|(n, _)| *n == name).expect(name);
         for (ranks, tokens, slots) in some([(1, 5, 2), (2, 12, 2), (4, 8, 1)], 3) {
             let any =

@@ -73,6 +73,12 @@ fn kinds() -> Vec<(&'static str, String)> {
             "fn f(a: bf16[R, I] @ shard(0), ids: i32[T, K] @ shard(0), dy: bf16[T, H] @ shard(0), w: bf16[E, I, H] @ shard(0)) { ragged(a, ids) -> grouped_gemm(w) -> combine_grad(dy) }"
                 .into(),
         ),
+        (
+            "weighed",
+            format!(
+                "fn f(d: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), {GATE}, w: bf16[E, I, H] @ shard(0), h: bf16[R, 2, I] @ shard(0)) {{ let u = d -> dispatch(ids, capacity = R) -> grouped_gemm(w.t); let a = h -> swiglu; (u -> weigh(gate) -> swiglu_grad(h), a -> ragged(ids) -> weigh(gate), u -> weigh_grad(a)) }}"
+            ),
+        ),
         ("eight", EIGHT.into()),
         ("eight_any", EIGHT.replace("eight(", "eight<T: dyn <= 300>(")),
         ("eight_drop", quantised(", capacity = R, drop")),

@@ -106,6 +106,10 @@ fn value<'py>(
                 }
                 Op::RmsNorm { eps } | Op::RmsNormGrad { eps } => dict.set_item("eps", eps)?,
                 Op::Scale(factor) => dict.set_item("factor", factor)?,
+                Op::Weigh | Op::WeighGrad => {
+                    let drops = node.inputs.get(1).is_some_and(|ids| program.drops(*ids));
+                    dict.set_item("drops", drops)?;
+                }
                 Op::Dispatch { drops } => dict.set_item("drops", drops)?,
                 Op::DispatchFactors => dict.set_item("factors", true)?,
                 _ => {}

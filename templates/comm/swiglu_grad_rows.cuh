@@ -13,7 +13,7 @@ struct SwigluGradRow {
 };
 
 // Vectors of a lane that are in flight together, of each operand.
-constexpr u32 kSwigluGradSteps = 4;
+constexpr u32 kSwigluGradSteps = 2;
 
 // What one column makes.
 struct SwigluGradColumn {

@@ -39,6 +39,14 @@ const WEIGHTS: &str = "fn weights(a: bf16[R, F] @ shard(0), ids: i64[T, K] @ sha
     ragged(a, ids) -> grouped_gemm(w2) -> combine_grad(dy)
 }";
 
+/// The same in one kernel, with weights behind the activation.
+const WEIGHED: &str = "fn weighed(dy: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0), w2: bf16[E, F, H] @ shard(0), h: bf16[R, 2, F] @ shard(0)) {
+    let rows = dispatch(dy, ids, capacity = R);
+    let u = rows -> grouped_gemm(w2.t);
+    let a = h -> swiglu;
+    (u -> weigh(gate) -> swiglu_grad(h), rows, a -> ragged(ids) -> weigh(gate), u -> weigh_grad(a))
+}";
+
 pub struct Kernel {
     pub program: Program,
     pub bound: Bound,
@@ -132,7 +140,7 @@ fn tokens_go_to_experts_and_back() {
         if ranks < 3 {
             cases.push((DISPATCH, world.clone(), sizes, Returns::Rows));
         }
-        for text in [WEIGHTED, WEIGHTS] {
+        for text in [WEIGHTED, WEIGHTS, WEIGHED] {
             cases.push((text, world.clone(), sizes, Returns::Rows));
         }
         if ranks > 1 {
@@ -180,7 +188,8 @@ fn experts_over_nodes() {
         let wide = LAYER.replace("i32", "i64");
         for (seed, (net, ordering)) in (1..).zip(nodes::ORDERS) {
             let config = config_for(&world, &Config { nodes: 2, net, ..Config::default() });
-            let mut cases = vec![(LAYER, sizes), (WEIGHTED, sizes), (WEIGHTS, sizes)];
+            let mut cases =
+                vec![(LAYER, sizes), (WEIGHTED, sizes), (WEIGHTS, sizes), (WEIGHED, sizes)];
             if ranks == 2 {
                 cases.push((wide.as_str(), [600, 2, 4, 6]));
             }

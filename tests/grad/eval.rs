@@ -155,12 +155,26 @@ fn one(
             }
             out
         }
-        Op::CombineGrad => {
+        Op::Weigh => {
+            let (columns, slots) = (shape(node.result)[1], shape(node.inputs[1])[1]);
+            let mut out = vec![0.0; shape(node.result).iter().product()];
+            for (row, (e, t)) in rows(program, node.inputs[1], of(1), slots) {
+                let weight = of(2)[slot_of(of(1), slots, (e, t))];
+                let x = &of(0)[row * columns..][..columns];
+                out[row * columns..][..columns]
+                    .iter_mut()
+                    .zip(x)
+                    .for_each(|(y, x)| *y = weight * x);
+            }
+            out
+        }
+        Op::CombineGrad | Op::WeighGrad => {
             let (columns, slots) = (shape(node.inputs[0])[1], shape(node.inputs[1])[1]);
             let mut out = vec![0.0; shape(node.result).iter().product()];
             for (row, (e, t)) in rows(program, node.inputs[1], of(1), slots) {
                 let y = &of(0)[row * columns..][..columns];
-                let dy = &of(2)[t * columns..][..columns];
+                let other = if node.op == Op::WeighGrad { row } else { t };
+                let dy = &of(2)[other * columns..][..columns];
                 out[slot_of(of(1), slots, (e, t))] = y.iter().zip(dy).map(|(y, d)| y * d).sum();
             }
             out

@@ -136,6 +136,15 @@ pub const KINDS: &[(&str, &str)] = &[
         }",
     ),
     (
+        "weigh",
+        "fn f(d: bf16[T, K] @ shard(0), ids: i32[T, J] @ shard(0), gate: f32[T, J] @ shard(0), w: bf16[E, N, K] @ shard(0),
+            h: bf16[R, 2, N] @ shard(0)) {
+            let u = dispatch(d, ids, capacity = R) -> grouped_gemm(w.t);
+            let a = h -> swiglu;
+            (u -> weigh(gate) -> swiglu_grad(h), a -> ragged(ids) -> weigh(gate), u -> weigh_grad(a))
+        }",
+    ),
+    (
         "moe",
         "fn f(x: bf16[T, K] @ shard(0), ids: i32[T, J] @ shard(0), gate: f32[T, J] @ shard(0),
             w: bf16[E, K, 2, N] @ shard(0), v: bf16[E, N, K] @ shard(0)) {

@@ -337,11 +337,18 @@ pub fn experts(few: bool) -> Vec<Case> {
         "fn f(a: bf16[R, N] @ shard(0), ids: i32[T, K] @ shard(0), v: bf16[E, N, H] @ shard(0), \
         d: bf16[T, H] @ shard(0)) { ragged(a, ids) -> grouped_gemm(v) -> combine_grad(d) }"
             .to_string();
+    let weighed =
+        "fn f(d: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0), \
+        v: bf16[E, N, H] @ shard(0), h: bf16[R, 2, N] @ shard(0)) { \
+        let u = d -> dispatch(ids, capacity = R) -> grouped_gemm(v.t); let a = h -> swiglu; \
+        (u -> weigh(gate) -> swiglu_grad(h), a -> ragged(ids) -> weigh(gate), u -> weigh_grad(a)) }"
+            .to_string();
     let (rows, sums) = (Returns::Rows, Returns::Sums);
     // The second over nodes of a rank.
     let all = [
         (&layer, 2, 3, 3, 1, 1, rows),
         (&layer, 2, 3, 3, 1, 2, rows),
+        (&weighed, 2, 3, 3, 2, 1, rows),
         (&layer, 2, 3, 3, 2, 1, sums),
         (&products, 2, 3, 3, 2, 1, sums),
         (&all_reduced, 4, 4, 3, 1, 1, rows),
@@ -371,7 +378,7 @@ pub fn experts(few: bool) -> Vec<Case> {
             Config { ranks: *ranks, nodes: *nodes, mesh, combine: *combine, ..Config::default() };
         Case::lowered(name, program, bound, &config)
     };
-    all.iter().take(if few { 7 } else { all.len() }).map(one).collect()
+    all.iter().take(if few { 8 } else { all.len() }).map(one).collect()
 }
 
 /// Pipelines over two axes of a mesh, of few rows that both axes share, evenly and not.

@@ -254,6 +254,15 @@ impl<'p> Excerpt<'p> {
             (Op::Dropped, _) => node.op.name().to_owned(),
             // The route is that of the rows.
             (Op::Combine | Op::CombineGrad, [_, other]) => format!("{}({other})", node.op.name()),
+            (Op::Weigh | Op::WeighGrad, [ids, other]) => {
+                let name = node.op.name();
+                let drops = node.inputs.get(1).is_some_and(|ids| self.program.drops(*ids));
+                match (self.follows(node), drops) {
+                    (true, _) => format!("{name}({other})"),
+                    (false, false) => format!("ragged({ids}) -> {name}({other})"),
+                    (false, true) => format!("ragged({ids}, drop) -> {name}({other})"),
+                }
+            }
             (Op::GroupedGemm { .. }, [w, counts]) => {
                 format!("ragged({counts}{}) -> grouped_gemm({w})", self.dropped(node))
             }
@@ -291,7 +300,11 @@ impl<'p> Excerpt<'p> {
             let Some(Def::Node(made)) = self.program.def(*rows) else { return false };
             match made.op {
                 Op::GroupedGemm { .. } | Op::Dispatch { .. } => return true,
-                op if op.is_elementwise() || matches!(op, Op::Swiglu | Op::SwigluGrad) => at = made,
+                op if op.is_elementwise()
+                    || matches!(op, Op::Swiglu | Op::SwigluGrad | Op::Weigh) =>
+                {
+                    at = made
+                }
                 _ => return false,
             }
         }

@@ -41,6 +41,8 @@ pub(crate) enum OpKind {
     Dispatch,
     Dropped,
     CombineGrad,
+    Weigh,
+    WeighGrad,
     Combine,
 }
 
@@ -140,6 +142,8 @@ operations! {
     dropped Kind::Dropped, "`dropped` behind `dispatch(x, ids, capacity = R, drop)`", "`rows -> dropped`";
     combine Kind::Combine, "`combine(weights)` behind `dispatch` and products", "`y -> combine(weights)`";
     combine_grad Kind::CombineGrad, "`combine_grad(dy)` behind products of dispatched rows", "`y -> combine_grad(dy)`";
+    weigh Kind::Weigh, "`weigh(weights)` behind rows that a route names", "`rows -> weigh(weights)`";
+    weigh_grad Kind::WeighGrad, "`weigh_grad(y)` behind rows that a route names", "`d -> weigh_grad(y)`";
 }
 
 pub(crate) fn find(name: &str) -> Option<&'static OpInfo> {
@@ -165,7 +169,7 @@ pub(crate) fn folded(name: &str) -> String {
 fn is_written(op: &OpInfo) -> bool {
     use OpKind::{
         AttentionDk, AttentionDq, AttentionDsinks, AttentionDv, AttentionStats, CombineGrad,
-        GroupedWgrad, RmsNormGrad, RopeGrad, Slope, SwigluGrad,
+        GroupedWgrad, RmsNormGrad, RopeGrad, Slope, SwigluGrad, Weigh, WeighGrad,
     };
     !matches!(
         op.kind,
@@ -173,6 +177,8 @@ fn is_written(op: &OpInfo) -> bool {
             | SwigluGrad
             | GroupedWgrad
             | CombineGrad
+            | Weigh
+            | WeighGrad
             | RmsNormGrad
             | RopeGrad
             | AttentionStats

@@ -158,6 +158,8 @@ impl Program {
             | Op::Dropped
             | Op::Combine
             | Op::CombineGrad
+            | Op::Weigh
+            | Op::WeighGrad
             | Op::Dequantize(_)
             | Op::Factor(_)
             | Op::AttentionStats

@@ -465,6 +465,12 @@ pub enum Op {
     /// `[y: [R, N], ids: i32 or i64 [T, K], dy: [T, N]] -> f32 [T, K]`: gradients of the weights of [`Op::Combine`]. Of
     /// each slot the product of its row and the token's of `dy`, accumulated in f32; 0 where it has no row.
     CombineGrad,
+    /// `[y: [R, N], ids: i32 or i64 [T, K], weights: f32 [T, K]] -> [R, N]`: each row times the weight of its token's
+    /// slot, in f32.
+    Weigh,
+    /// `[d: [R, N], ids: i32 or i64 [T, K], y: [R, N]] -> f32 [T, K]`: gradients of the weights of [`Op::Weigh`]. Of each
+    /// slot the product of its rows of `d` and `y`, accumulated in f32; 0 where it has no row.
+    WeighGrad,
     /// `[x] -> y`: `Partial` over `axis` becomes `Shard(dim)`.
     ReduceScatter {
         /// The mesh axis summed over.
@@ -635,6 +641,8 @@ impl Op {
             Op::Dropped => "dropped",
             Op::Combine => "combine",
             Op::CombineGrad => "combine_grad",
+            Op::Weigh => "weigh",
+            Op::WeighGrad => "weigh_grad",
             Op::Dequantize(_) => "dequantize",
             Op::Quantize(_) => "quantize",
             Op::Factor(_) => "factor",
@@ -678,6 +686,8 @@ impl Op {
                 | Op::Dropped
                 | Op::Combine
                 | Op::CombineGrad
+                | Op::Weigh
+                | Op::WeighGrad
                 | Op::Dequantize(_)
                 | Op::Quantize(_)
                 | Op::Factor(_)

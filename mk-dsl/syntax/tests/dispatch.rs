@@ -186,6 +186,40 @@ fn derivatives() {
     assert_eq!(Program::parse(&text).map_err(|e| format!("{e}\n{text}")), Ok(backward));
 }
 
+/// Behind `swiglu` weights have their gradients before the product, which is not made once more.
+#[test]
+fn weights_behind_an_activation() {
+    let of = |body: &str, wanted: &[usize]| {
+        let source = format!(
+            "fn f(x: {X}, ids: {IDS}, gate: {GATE}, w: bf16[E, H, 2, I] @ shard(0), v: bf16[E, I, H] @ shard(0)) {{ {body} }}"
+        );
+        let program = Program::parse(&source).unwrap_or_else(|e| panic!("{e}"));
+        let made = grad::grad(&program, Some(wanted), grad::Saves::default());
+        let backward = made.unwrap_or_else(|e| panic!("{e}")).backward.expect("a backward");
+        // What is read once stands where it is read, so that operations may come in another order.
+        let text = Excerpt::whole(&backward).text();
+        let again = Program::parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        assert_eq!(again.nodes().len(), backward.nodes().len(), "{text}");
+        text
+    };
+    let layer = "dispatch(x, ids, capacity = R) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v) -> combine(gate)";
+    let all = of(layer, &[0, 2, 3, 4]);
+    assert!(all.contains("weigh_grad") && !all.contains("combine_grad"), "{all}");
+    assert_eq!(all.matches("weigh(gate)").count(), 2, "{all}");
+    assert!(all.contains("dispatch(ids, capacity = R)"), "{all}");
+    // Of matrices that are not trained, no rows have weights for their gradients.
+    assert_eq!(of(layer, &[0, 2]).matches("weigh(gate)").count(), 1);
+    // Weights without gradients, or an activation that somebody else reads, take the other way.
+    for (body, wanted) in [
+        (layer.to_string(), &[0, 3, 4][..]),
+        (layer.replace("combine(gate)", "silu -> combine(gate)"), &[0, 3, 4]),
+        (layer.replace("swiglu ->", "swiglu -> scale(0.5) ->"), &[0, 2, 3, 4]),
+    ] {
+        let text = of(&body, wanted);
+        assert!(!text.contains("weigh"), "{text}");
+    }
+}
+
 /// Every kernel of a backward knows that rows were dropped, those that dispatch none too.
 #[test]
 fn derivatives_of_kept_rows() {
@@ -220,7 +254,7 @@ fn activations_again() {
     let backward = made.backward.expect("a backward");
     let text = Excerpt::whole(&backward).text();
     assert!(
-        text.contains("-> swiglu") && text.contains("-> ragged(ids) -> grouped_gemm(v) ->"),
+        text.contains("-> swiglu") && text.contains("-> ragged(ids) -> weigh(gate) ->"),
         "{text}"
     );
     assert_eq!(Program::parse(&text).map_err(|e| format!("{e}\n{text}")), Ok(backward));
@@ -278,6 +312,18 @@ fn weights() {
             "dispatch(x, ids, gate) -> grouped_gemm(w) -> combine_grad(x)",
         ),
         ("`combine_grad` brings back what was dispatched", GATE, "combine_grad(x, dy)"),
+        ("`weigh` is of rows that a route names", GATE, "weigh(x, gate)"),
+        ("`weigh_grad` is of rows that a route names", GATE, "weigh_grad(x, dy)"),
+        (
+            "`weigh` needs a weight for each expert of a token",
+            "bf16[T, K] @ shard(0)",
+            "dispatch(x, ids, capacity = R) -> weigh(gate) -> grouped_gemm(w) -> combine_grad(dy)",
+        ),
+        (
+            "`weigh_grad` needs the rows `bf16[R, N] @ shard(0)` that were weighed",
+            GATE,
+            "dispatch(x, ids, gate, capacity = R) -> grouped_gemm(w) -> weigh_grad(dy)",
+        ),
     ] {
         let found = of(gate, body);
         assert!(found.contains(said), "{found}");

@@ -13,7 +13,8 @@ pub(super) fn communicates(program: &Program) -> bool {
         | Op::AllToAll { .. }
         | Op::Dispatch { .. }
         | Op::Combine
-        | Op::CombineGrad => true,
+        | Op::CombineGrad
+        | Op::WeighGrad => true,
         Op::Attention { ring, .. }
         | Op::AttentionDq { ring, .. }
         | Op::AttentionDk { ring, .. } => ring.is_some(),

@@ -281,6 +281,8 @@ impl<'a> Dense<'a> {
             (Op::Dropped, _) => self.dropped(node)?,
             (Op::DispatchFactors, [x, _]) => self.factors_dispatched(node, rows, x)?,
             (Op::CombineGrad, [y, _, dy]) => self.products(node, rows, [y, dy])?,
+            (Op::Weigh, [x, _, weights]) => self.weighed(node, rows, [x, weights])?,
+            (Op::WeighGrad, [d, _, y]) => self.products(node, rows, [d, y])?,
             (Op::Combine, [y, _, weights]) => {
                 let set = self.needs(node, set).next().map_or(Set::All, |(_, set)| set);
                 let held = self.rows_of(node.inputs[0], set, chosen);
@@ -598,7 +600,8 @@ fn needs<'n>(
             (Op::GroupedGemm { .. } | Op::Bias | Op::Dequantize(_) | Op::Combine, 1)
             | (Op::GroupedGemm { .. }, 2) => Set::All,
             (Op::RmsNorm { .. }, 1) | (Op::RmsNormGrad { .. }, 2) => Set::All,
-            (Op::Dispatch { .. } | Op::DispatchFactors | Op::CombineGrad, _)
+            (Op::Weigh, 1 | 2) => Set::All,
+            (Op::Dispatch { .. } | Op::DispatchFactors | Op::CombineGrad | Op::WeighGrad, _)
             | (Op::AttentionDsinks, _) => Set::All,
             _ => set,
         };

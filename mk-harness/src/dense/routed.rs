@@ -302,7 +302,32 @@ impl Dense<'_> {
         Ok(Value::Whole(Matrix::collect(n, near.into_iter())))
     }
 
-    /// Of each slot of tokens the product of its row and the token's, and 0 where it has none.
+    /// Each row times the weight of its token's slot; rows of none are not judged.
+    pub(super) fn weighed(
+        &self,
+        node: &Node,
+        rows: &[usize],
+        [x, weights]: [&Value; 2],
+    ) -> Result<Value> {
+        let (x, weights, n) = (on(x, 0)?, on(weights, 0)?, self.width(node.result));
+        let packed = self.packed(node.inputs[1], self.extent(node.result, 0)).unwrap_or_default();
+        let (slots, ids) = (self.extent(node.inputs[1], 1), self.ids(node.inputs[1]));
+        let mut near = Vec::with_capacity(rows.len() * n);
+        for (i, row) in rows.iter().enumerate() {
+            let of_row = packed.get(*row).copied().flatten().and_then(|(expert, token)| {
+                let mut of_token = ids.iter().skip(token * slots).take(slots);
+                let slot = of_token.position(|id| usize::try_from(*id) == Ok(expert))?;
+                Some(weights.at(token * slots + slot))
+            });
+            near.extend((0..n).map(|j| match of_row {
+                Some(weight) => x.at(i * n + j).mul(weight),
+                None => Near::unasked(),
+            }));
+        }
+        Ok(Value::Whole(Matrix::collect(n, near.into_iter())))
+    }
+
+    /// Of each slot of tokens the product of its row and the token's, or of its two rows, and 0 where it has none.
     pub(super) fn products(
         &self,
         node: &Node,
@@ -338,7 +363,8 @@ impl Dense<'_> {
             None => Near::exact(0.0),
             Some(row) => {
                 let left = y.pick(n, row * n..(row + 1) * n);
-                left.product(&dy.pick(1, token * n..(token + 1) * n), 1, n, false).at(0)
+                let other = if node.op == Op::WeighGrad { row } else { token };
+                left.product(&dy.pick(1, other * n..(other + 1) * n), 1, n, false).at(0)
             }
         };
         let all = tokens.iter().flat_map(|t| (0..slots).map(move |j| (*t, j)));

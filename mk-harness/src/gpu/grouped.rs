@@ -121,7 +121,8 @@ impl Evaluator<'_, '_> {
             (Op::Dispatch { .. }, _) => &move |out| self.weighted(out, a, b, c),
             (Op::DispatchFactors, _) => &move |out| self.factors_dispatched(out, a, b),
             (Op::Combine, _) => &move |out| self.combined(out, a, b, c),
-            (Op::CombineGrad, _) => &move |out| self.products(out, a, b, c),
+            (Op::CombineGrad | Op::WeighGrad, _) => &move |out| self.products(out, (node, a), b, c),
+            (Op::Weigh, _) => &move |out| self.weighed(out, a, b, c),
             (Op::Dropped, _) => &move |out| self.lost(out, a, b),
             _ => return Err(HarnessError::mismatch("an operation on other rows")),
         };
@@ -261,6 +262,28 @@ impl Evaluator<'_, '_> {
         Ok(out.upload_f32(&made)?)
     }
 
+    /// Rows of the rank times the weights of their slots, on the host.
+    fn weighed(
+        &self,
+        out: &DeviceTensor,
+        rows: ValueId,
+        ids: ValueId,
+        weights: ValueId,
+    ) -> Result<()> {
+        let (n, columns) = (out.shape()[0] as usize, columns(out) as usize);
+        let packed = Packed::new(self.s, ids, n as u64)?;
+        let (x, weights) = (self.on(rows, self.rank)?.download_f32()?, self.floats(weights)?);
+        let mut made = vec![0.0f32; n * columns];
+        let own = packed.rows.iter().skip(self.rank * n);
+        for ((to, from), of) in made.chunks_mut(columns).zip(x.chunks(columns)).zip(own) {
+            let Some((expert, token)) = *of else { continue };
+            let Some(slot) = packed.slot(token, expert) else { continue };
+            let weight = weights[token * packed.slots + slot];
+            to.iter_mut().zip(from).for_each(|(to, x)| *to = weight * x);
+        }
+        Ok(out.upload_f32(&made)?)
+    }
+
     /// Factors of tokens of all ranks, `[blocks, tokens]`, where experts of the rank have them as rows.
     fn factors_dispatched(&self, out: &DeviceTensor, x: ValueId, ids: ValueId) -> Result<()> {
         let [blocks, rows] = [out.shape()[0], out.shape()[1]].map(|n| n as usize);
@@ -304,17 +327,31 @@ impl Evaluator<'_, '_> {
         Ok(out.upload_f32(&sums)?)
     }
 
-    /// Of each slot of the rank's tokens the product of its row and the token's, on the host.
-    fn products(&self, out: &DeviceTensor, y: ValueId, ids: ValueId, dy: ValueId) -> Result<()> {
-        let packed = Packed::new(self.s, ids, self.on(y, self.rank)?.shape()[0])?;
-        let (y, dy) = (self.floats(y)?, self.on(dy, self.rank)?.download_f32()?);
+    /// Of each slot of the rank's tokens the product of its row and the token's, or of its two rows, on the host.
+    fn products(
+        &self,
+        out: &DeviceTensor,
+        (node, y): (&Node, ValueId),
+        ids: ValueId,
+        other: ValueId,
+    ) -> Result<()> {
+        let of_rows = node.op == Op::WeighGrad;
+        let rank = self.on(y, self.rank)?;
+        let (packed, columns) =
+            (Packed::new(self.s, ids, rank.shape()[0])?, columns(rank) as usize);
+        let y = self.floats(y)?;
+        let other = match of_rows {
+            true => self.floats(other)?,
+            false => self.on(other, self.rank)?.download_f32()?,
+        };
         let (tokens, first) = (out.shape()[0] as usize, self.first_token(ids));
-        let columns = dy.len() / tokens.max(1);
         let mut made = vec![0.0f32; tokens * packed.slots];
         for (i, product) in made.iter_mut().enumerate() {
             let (at, slot) = (i / packed.slots, i % packed.slots);
             let Some(row) = packed.row(first + at, slot) else { continue };
-            let both = y[row * columns..][..columns].iter().zip(&dy[at * columns..][..columns]);
+            let beside = if of_rows { row } else { at };
+            let both =
+                y[row * columns..][..columns].iter().zip(&other[beside * columns..][..columns]);
             *product = both.map(|(x, y)| x * y).sum();
         }
         Ok(out.upload_f32(&made)?)

@@ -143,7 +143,9 @@ impl Evaluator<'_, '_> {
             | Op::DispatchFactors
             | Op::Dropped
             | Op::Combine
-            | Op::CombineGrad => return self.of_experts(node, &shape),
+            | Op::CombineGrad
+            | Op::Weigh
+            | Op::WeighGrad => return self.of_experts(node, &shape),
             Op::View => return Err(HarnessError::unsupported("a `view` inside a kernel")),
             Op::Curve(curve) => MapOp::Curve(curve),
             Op::Slope(curve) => MapOp::Slope(curve),

@@ -26,7 +26,7 @@ def evaluate(torch, program, tensors, move=None, sequence=None, experts=None, wi
             values.append(move(value["op"], operands[0], value))
         elif value["op"] in _attention.OPS and sequence is not None:
             values.append(_attention.OPS[value["op"]](torch, program["values"], value, values, sequence, beside))
-        elif value["op"] in ("dispatch", "grouped_gemm", "grouped_wgrad", "combine", "combine_grad", "dropped") and experts is not None:
+        elif value["op"] in ("dispatch", "grouped_gemm", "grouped_wgrad", "combine", "combine_grad", "weigh", "weigh_grad", "dropped") and experts is not None:
             values.append(experts(value, operands))
         elif value["op"] == "bias" and operands[1].dim() > 1 and experts is not None:
             values.append(experts(value, operands))

@@ -69,7 +69,7 @@ class Experts:
 
     def run(self, value, operands):
         return {"dispatch": self._dispatch, "grouped_gemm": self._product, "grouped_wgrad": self._wgrad, "combine": self._combine,
-                "combine_grad": self._combine_grad, "dropped": self._dropped, "bias": self._bias}[value["op"]](value, *operands)
+                "combine_grad": self._combine_grad, "weigh": self._weigh, "weigh_grad": self._weigh_grad, "dropped": self._dropped, "bias": self._bias}[value["op"]](value, *operands)
 
     def _own(self, number):
         [own] = self._world.places(number, "shard")
@@ -190,6 +190,31 @@ class Experts:
         out = self._world.sum(out)
         [own] = self._world.places(tokens, "shard")
         return out[own.start : own.stop]
+
+    def _weigh(self, value, rows, ids, weights):
+        at = value["inputs"][1]
+        weights = self._world.whole_rows(weights.float(), self._whole(self._values[at])[0])
+        spans, out = self._of_route(value, ids, rows), rows.new_zeros(rows.shape)
+        for (first, n), found in zip(spans, self._tokens[at]):
+            out[first : first + n] = rows[first : first + n].float() * weights[found[:, 0], found[:, 1], None]
+        return out
+
+    def _weigh_grad(self, value, d, ids, y):
+        at = value["inputs"][1]
+        tokens = self._whole(self._values[at])[0]
+        out = d.new_zeros(tokens, ids.shape[1]).float()
+        for (first, n), found in zip(self._of_route(value, ids, d), self._tokens[at]):
+            out[found[:, 0], found[:, 1]] = (d[first : first + n].float() * y[first : first + n].float()).sum(1)
+        out = self._world.sum(out)
+        [own] = self._world.places(tokens, "shard")
+        return out[own.start : own.stop]
+
+    def _of_route(self, value, ids, rows):
+        """Where experts have rows that another kernel may have dispatched."""
+        at = value["inputs"][1]
+        if at not in self._spans:
+            self._route(at, ids, rows.shape[0], value["drops"])
+        return self._spans[at]
 
     def _combine(self, value, y, ids, weights):
         at = value["inputs"][1]

@@ -59,6 +59,17 @@ mk::pipeline! {
 }
 
 mk::pipeline! {
+    fn weights_behind(
+        d: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0), w: bf16[E, I, H] @ shard(0),
+        h: bf16[R, 2, I] @ shard(0),
+    ) {
+        let u = dispatch(d, ids, capacity = R) -> grouped_gemm(w.t);
+        let a = h -> swiglu;
+        (u -> weigh(gate) -> swiglu_grad(h), a -> ragged(ids) -> weigh(gate), u -> weigh_grad(a))
+    }
+}
+
+mk::pipeline! {
     /// Packed sequences over a ring: a window, capped scores, sinks, and values of other columns than keys.
     fn documents(
         q: f16[1, T, H, 192] @ zigzag(1), k: f16[1, T, G, 192] @ zigzag(1), v: f16[1, T, G, 128] @ zigzag(1),

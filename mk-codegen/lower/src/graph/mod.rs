@@ -153,6 +153,17 @@ pub enum Kind {
     },
     /// Products of rows and rows of their tokens, by slot. Operands: rows, experts of each token, rows of tokens.
     CombineGrad,
+    /// Rows times weights. Operands: rows, experts of each token, weights.
+    Weigh,
+    /// Products of two rows, by slot. Operands: rows, experts of each token, other rows.
+    WeighGrad,
+    /// The gradient of what `swiglu` takes, of gradients of its result times weights. Operands: gradients without
+    /// weights, gates and ups, experts of each token, weights.
+    Grads,
+    /// What `swiglu` makes, times weights, as the [`Kind::Grads`] that it is an operand of makes it: a result.
+    GradsWeighed,
+    /// Gradients of weights, as [`Kind::Grads`] makes them, by slot: a result. Operands: that, experts of each token.
+    GradsSlots,
     /// Values of eight bits times the factors of their rows, as a GEMM reads them. Operands: values, factors.
     Dequantize(Factors),
     /// Rows in eight bits, each 128 elements over their factor. Operand: rows.
@@ -288,7 +299,12 @@ impl Kind {
             | Kind::DispatchFactors
             | Kind::Dropped
             | Kind::Combine { .. }
-            | Kind::CombineGrad => Group::Experts,
+            | Kind::CombineGrad
+            | Kind::Weigh
+            | Kind::WeighGrad
+            | Kind::Grads
+            | Kind::GradsWeighed
+            | Kind::GradsSlots => Group::Experts,
             Kind::Attention { .. }
             | Kind::AllToAll { .. }
             | Kind::Lse
@@ -430,6 +446,8 @@ fn kind_of(node: &Node) -> Kind {
         Op::Dropped => return Kind::Dropped,
         Op::Combine => return Kind::Combine { epilogue: Vec::new() },
         Op::CombineGrad => return Kind::CombineGrad,
+        Op::Weigh => return Kind::Weigh,
+        Op::WeighGrad => return Kind::WeighGrad,
         Op::Lse => return Kind::Lse,
         Op::AttentionStats => return Kind::AttentionStats,
         Op::AttentionDsinks => return Kind::AttentionDsinks,

@@ -10,10 +10,12 @@ use crate::graph::{Kind, OpGraph, Value};
 use mk_plan::{EPILOGUE_OPERANDS, EpilogueOp, SWIGLU_GRAD, halves};
 use mk_syntax::{Curve, Factors, Placement};
 use petgraph::{Direction, stable_graph::NodeIndex, visit::EdgeRef};
+use std::collections::BTreeMap;
 
 /// Runs the pass.
 pub(super) fn epilogues(g: &mut OpGraph) {
     scales(g);
+    weighed(g);
     let takers: Vec<_> =
         g.graph.node_indices().filter(|n| g.graph[*n].kind.epilogue().is_some()).collect();
     for taker in takers {
@@ -173,6 +175,56 @@ fn scales(g: &mut OpGraph) {
     g.graph.retain_nodes(|graph, n| {
         !matches!(graph[n].kind, Kind::Dequantize(_)) || graph.neighbors(n).next().is_some()
     });
+}
+
+/// Makes one operation of what reads gradients `u` of rows of a `swiglu` that have weights behind it: the gradient of
+/// its input by `u` times weights, its result times weights, and gradients of weights by `u` and its result.
+fn weighed(g: &mut OpGraph) {
+    let all = g.graph.node_indices().filter(|n| g.graph[*n].kind == Kind::SwigluGrad);
+    for node in all.collect::<Vec<_>>() {
+        let &[scaled, h] = g.operands(node).as_slice() else { continue };
+        let &[u, ids, weights] = g.operands(scaled).as_slice() else { continue };
+        let plain =
+            matches!(&g.graph[u].kind, Kind::GroupedGemm { epilogue, .. } if epilogue.is_empty());
+        let alone = g.graph[scaled].kind == Kind::Weigh && g.uses(scaled) == 1;
+        if !plain || !alone || g.graph[h].kind != Kind::Param || g.results.contains(&u) {
+            continue;
+        }
+        let is_activation = |n: &NodeIndex| {
+            g.graph[*n].kind == Kind::Elementwise(EpilogueOp::Swiglu) && !g.results.contains(n)
+        };
+        let activations: Vec<_> = g.graph.neighbors(h).filter(is_activation).collect();
+        let of = |n: NodeIndex| (g.graph[n].kind.clone(), g.operands(n));
+        let is_slots = |n: NodeIndex| matches!(of(n), (Kind::WeighGrad, x) if x[..2] == [u, ids] && activations.contains(&x[2]));
+        let is_weighed = |n: NodeIndex| matches!(of(n), (Kind::Weigh, x) if x[1..] == [ids, weights] && activations.contains(&x[0]));
+        let of_rows: Vec<_> = g.graph.neighbors(u).filter(|n| *n != scaled).collect();
+        let of_made = activations.iter().flat_map(|a| g.graph.neighbors(*a));
+        let readers: Vec<_> = of_rows.iter().copied().chain(of_made).collect();
+        if !of_rows.iter().all(|n| is_slots(*n))
+            || !readers.iter().all(|n| is_slots(*n) || is_weighed(*n))
+        {
+            continue;
+        }
+        let kinds: BTreeMap<_, _> = readers.iter().map(|n| (*n, is_slots(*n))).collect();
+        for (reader, slots) in kinds {
+            g.detach(reader);
+            g.graph.add_edge(node, reader, 0);
+            g.graph[reader].kind = if slots {
+                g.graph.add_edge(ids, reader, 1);
+                Kind::GradsSlots
+            } else {
+                Kind::GradsWeighed
+            };
+        }
+        g.detach(node);
+        for (i, x) in [u, h, ids, weights].into_iter().enumerate() {
+            g.graph.add_edge(x, node, i);
+        }
+        g.graph[node].kind = Kind::Grads;
+        activations.into_iter().chain([scaled]).for_each(|n| {
+            g.graph.remove_node(n);
+        });
+    }
 }
 
 /// The `swiglu_grad` that alone reads a GEMM, and the values before the activation, where the caller has them in

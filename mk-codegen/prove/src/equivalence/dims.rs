@@ -86,7 +86,7 @@ impl<'a> Dims<'a> {
                 Some(Def::Node(Node { op: Op::Combine, inputs, .. })) => {
                     own[0] = dims.line(inputs[1], 0);
                 }
-                Some(Def::Node(Node { op: Op::CombineGrad, inputs, .. })) => {
+                Some(Def::Node(Node { op: Op::CombineGrad | Op::WeighGrad, inputs, .. })) => {
                     own = [0, 1].map(|d| dims.line(inputs[1], d)).to_vec();
                 }
                 _ => {}
@@ -168,7 +168,15 @@ impl<'a> Dims<'a> {
                 same(of(0)[1], of(2)[1], extent(node.inputs[0], 1));
                 self.cut_tokens(node, lines);
             }
-            Op::Dispatch { .. } | Op::DispatchFactors | Op::Combine => self.cut_tokens(node, lines),
+            Op::WeighGrad => {
+                for d in [0, 1] {
+                    same(of(0)[d], of(2)[d], extent(node.inputs[0], d));
+                }
+                self.cut_tokens(node, lines);
+            }
+            Op::Dispatch { .. } | Op::DispatchFactors | Op::Combine | Op::Weigh => {
+                self.cut_tokens(node, lines)
+            }
             Op::Swiglu => lines.cut(of(0)[1], 1),
             Op::SwigluGrad => {
                 for (d, other) in [(0, 0), (1, 2)] {

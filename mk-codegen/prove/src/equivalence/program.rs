@@ -195,7 +195,7 @@ impl<A: Algebra> Evaluator<'_, A> {
             },
             (Op::Gemm { .. }, Some(y)) => self.gemm(node, x, y),
             (Op::GroupedGemm { .. }, Some(w)) => self.grouped(node, x, w),
-            (Op::CombineGrad, _) => {
+            (Op::CombineGrad | Op::WeighGrad, _) => {
                 let (dims, cells) = (self.dims, self.cells);
                 self.both(x, &values[node.inputs[2].index()], |algebra, y, dy| {
                     Rows { algebra, dims, cells, node }.products([y, dy])
@@ -273,6 +273,7 @@ impl<A: Algebra> Evaluator<'_, A> {
                 | Op::AttentionDsinks
                 // Integers: `integers` has them.
                 | Op::Dropped
+                | Op::Weigh
                 | Op::Gemm { .. }
                 | Op::Dequantize(_)
                 | Op::Bias

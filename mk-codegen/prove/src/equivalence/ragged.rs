@@ -221,7 +221,9 @@ impl Dims<'_> {
             };
             match node.op {
                 Op::GroupedGemm { .. } => return node.inputs.get(2).copied(),
-                Op::Dispatch { .. } | Op::DispatchFactors => return node.inputs.get(1).copied(),
+                Op::Dispatch { .. } | Op::DispatchFactors | Op::Weigh => {
+                    return node.inputs.get(1).copied();
+                }
                 Op::Quantize(_) | Op::Dequantize(_) | Op::Factor(_) => at = *node.inputs.first()?,
                 op if op.is_elementwise() || matches!(op, Op::Swiglu | Op::SwigluGrad) => {
                     at = *node.inputs.first()?
@@ -357,7 +359,7 @@ impl Dims<'_> {
                 every(node.inputs[2], 0);
                 every(node.inputs[2], 1);
             }
-            Op::CombineGrad => {
+            Op::CombineGrad | Op::WeighGrad => {
                 every(node.inputs[0], 0);
                 every(node.inputs[2], 0);
                 every(node.result, 0);
@@ -430,6 +432,7 @@ impl<A: Algebra> Rows<'_, A> {
                 self.dispatched((x, weights.first().copied()))
             }
             (Op::DispatchFactors, [x, ..]) => self.factors_dispatched(x),
+            (Op::Weigh, [x, _, weights]) => self.weighed([x, weights]),
             _ => return None,
         })
     }
@@ -525,6 +528,26 @@ impl<A: Algebra> Rows<'_, A> {
         Tensor { shape: vec![rows, columns], data }
     }
 
+    /// Each packed row times the weight of its token's slot; rows of none have no value.
+    fn weighed(self, [x, weights]: [&Tensor<A::Elem>; 2]) -> Tensor<A::Elem> {
+        let Rows { algebra, dims, cells, node } = self;
+        let (experts, slots) = dims.named(node.inputs[1]);
+        let packed = dims.packed(node.inputs[1]).unwrap_or_default();
+        let row = dims.line(node.result, 0);
+        let [line, slot] = [0, 1].map(|d| dims.line(node.inputs[2], d));
+        let columns = x.shape[1];
+        let mut data = vec![A::ZERO; x.data.len()];
+        for (i, out) in data.chunks_mut(columns.max(1)).enumerate() {
+            let Some(Some((e, t))) = packed.get(cells.original(row, i) as usize) else { continue };
+            let of_token = experts.chunks(slots).nth(*t as usize).unwrap_or_default();
+            let Some(j) = of_token.iter().position(|id| id == e) else { continue };
+            let at = cells.at(line, *t) * weights.shape[1] + cells.at(slot, j as i32);
+            let from = &x.data[i * columns..];
+            out.iter_mut().zip(from).for_each(|(y, x)| *y = algebra.mul(*x, weights.data[at]));
+        }
+        Tensor { shape: x.shape.clone(), data }
+    }
+
     /// The factors of each packed row's token, `[blocks, rows]`; rows of none have no value.
     fn factors_dispatched(self, x: &Tensor<A::Elem>) -> Tensor<A::Elem> {
         let Rows { dims, cells, node, .. } = self;
@@ -540,7 +563,7 @@ impl<A: Algebra> Rows<'_, A> {
         Tensor { shape: vec![blocks, rows], data }
     }
 
-    /// Of each slot the product of its row and its token's; 0 where it has no row.
+    /// Of each slot the product of its row and its token's, or of its two rows; 0 where it has no row.
     pub fn products(self, [y, dy]: [&Tensor<A::Elem>; 2]) -> Tensor<A::Elem> {
         let Rows { algebra, dims, cells, node } = self;
         let ids = node.inputs[1];
@@ -557,7 +580,8 @@ impl<A: Algebra> Rows<'_, A> {
             let from = of_token.get(j as usize).and_then(|e| rows.get(&(*e, t as i32)));
             let Some(from) = from else { continue };
             let left = &y.data[cells.at(row, *from) * columns..][..columns];
-            let right = &dy.data[cells.at(of_dy, t as i32) * columns..][..columns];
+            let other = if node.op == Op::WeighGrad { *from } else { t as i32 };
+            let right = &dy.data[cells.at(of_dy, other) * columns..][..columns];
             for (x, y) in left.iter().zip(right) {
                 algebra.add_mul(out, *x, *y);
             }

@@ -87,7 +87,10 @@ impl<'a> Checker<'a, '_> {
             (value, _) if info.kind == OpKind::Ragged => value,
             // Of tokens.
             (value, _)
-                if matches!(info.kind, OpKind::Combine | OpKind::CombineGrad | OpKind::Dropped) =>
+                if matches!(
+                    info.kind,
+                    OpKind::Combine | OpKind::CombineGrad | OpKind::WeighGrad | OpKind::Dropped
+                ) =>
             {
                 value
             }
@@ -107,6 +110,8 @@ impl<'a> Checker<'a, '_> {
             OpKind::Dropped => self.dropped(call),
             OpKind::Combine => self.combine(call),
             OpKind::CombineGrad => self.combine_grad(call),
+            OpKind::Weigh => self.weigh(call),
+            OpKind::WeighGrad => self.weigh_grad(call),
             OpKind::Gather => self.gather(call),
             OpKind::ReduceScatter => self.reduce_scatter(call),
             OpKind::AllReduce => self.all_reduce(call),

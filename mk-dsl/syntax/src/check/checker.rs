@@ -351,7 +351,7 @@ impl<'a> Checker<'a, '_> {
                     Op::Add | Op::Mul | Op::Bias | Op::Slope(_) | Op::Rope { .. }
                 );
                 let taken = match node.op {
-                    Op::Combine | Op::Dispatch { .. } => Some(2),
+                    Op::Combine | Op::Weigh | Op::Dispatch { .. } => Some(2),
                     Op::Dequantize(_) => Some(1),
                     Op::DispatchFactors => Some(0),
                     Op::Attention { scores, .. } if scores.sinks => Some(3),

@@ -1,5 +1,6 @@
 //! `dispatch(x, ids)`, with a `capacity` or without, `combine(weights)` and `combine_grad(dy)`: tokens go to the ranks
-//! of their experts, as ragged rows, and come back as weighted sums.
+//! of their experts, as ragged rows, and come back as weighted sums. `weigh(weights)` multiplies rows by weights where
+//! they are, and `weigh_grad(y)` goes back to these.
 
 use super::checker::{Call, Checker, Id, Shape, State, Ty, Value, Wanted};
 use super::dims::{Resolved, Term};
@@ -162,7 +163,11 @@ impl<'a> Checker<'a, '_> {
         let y = self.input_of(call.input, [operand])?;
         let Some(route) = y.ragged.and_then(|id| Some((id, self.route(id)?))) else {
             self.touch(operand);
-            return self.sink.refuse(call.op.span, messages::combine_of(name, &y.label));
+            let text = match name.starts_with("weigh") {
+                true => messages::weigh_of(name, &y.label),
+                false => messages::combine_of(name, &y.label),
+            };
+            return self.sink.refuse(call.op.span, text);
         };
         Some((y, operand, route))
     }
@@ -201,6 +206,46 @@ impl<'a> Checker<'a, '_> {
         self.sink.fine_since(n_before)?;
         let ty = Ty { dtype: DType::F32, dims: vec![tokens, slots], placement: y.ty.placement };
         Some(self.push(Op::CombineGrad, vec![y.id, ids, dy.id], ty, y.gathered))
+    }
+
+    /// `rows -> weigh(weights)`.
+    pub(super) fn weigh(&mut self, call: Call<'_, 'a>) -> Option<Value> {
+        let op = call.op.span;
+        let (y, operand, (ids, [tokens, slots])) = self.routed("weigh", call)?;
+        let n_before = self.sink.len();
+        if y.ty.dims.len() != 2 {
+            let shape = self.show_dims(&y.ty.dims);
+            self.sink.push(op, messages::dispatch_rank(&y.label, &shape));
+        }
+        if !y.ty.dtype.multiplies() || y.ty.dtype.is_narrow() {
+            self.sink.push(op, messages::grouped_dtype(&y.label));
+        }
+        let placement = of_tokens(&y.ty.placement);
+        let weights = self.weights("weigh", operand, [tokens, slots], placement);
+        let weights = weights.filter(|_| self.sink.len() == n_before)?;
+        Some(self.push(Op::Weigh, vec![y.id, ids, weights], y.ty, y.gathered))
+    }
+
+    /// `d -> weigh_grad(y)`.
+    pub(super) fn weigh_grad(&mut self, call: Call<'_, 'a>) -> Option<Value> {
+        let op = call.op.span;
+        let (d, operand, (ids, [tokens, slots])) = self.routed("weigh_grad", call)?;
+        let n_before = self.sink.len();
+        self.combined_columns(&d, op)?;
+        let (dtype, placement) = (d.ty.dtype, d.ty.placement.clone());
+        let shape = Shape::Like(d.ty.dims.clone());
+        let y = self.value(operand, Wanted { dtype, shape, placement })?;
+        let alike = y.ty.dims.len() == 2
+            && d.ty.dims.iter().zip(&y.ty.dims).all(|(a, b)| self.dims.unify(*a, *b));
+        let same_route = y.ragged.is_none_or(|of| of == ids);
+        if !alike || !same_route || y.ty.dtype != dtype || y.ty.placement != d.ty.placement {
+            let [want, found] = [&d.ty, &y.ty].map(|ty| self.show(ty));
+            let text = messages::weigh_grad_rows(&want, &y.label, &found);
+            self.sink.push(operand.word.span, text);
+        }
+        self.sink.fine_since(n_before)?;
+        let ty = Ty { dtype: DType::F32, dims: vec![tokens, slots], placement: d.ty.placement };
+        Some(self.push(Op::WeighGrad, vec![d.id, ids, y.id], ty, d.gathered))
     }
 
     /// Columns of rows that go back to their tokens; `None` after a report.

@@ -21,6 +21,8 @@ pub(super) fn takes_ragged(kind: OpKind) -> bool {
                 | GroupedWgrad
                 | Combine
                 | CombineGrad
+                | Weigh
+                | WeighGrad
                 | Dropped
                 | Swiglu
                 | SwigluGrad
@@ -368,7 +370,9 @@ impl<'a> Checker<'a, '_> {
                     | Op::DispatchFactors
                     | Op::Dropped
                     | Op::Combine
-                    | Op::CombineGrad => Some(1),
+                    | Op::CombineGrad
+                    | Op::Weigh
+                    | Op::WeighGrad => Some(1),
                     Op::Attention { scores, .. }
                     | Op::AttentionDq { scores, .. }
                     | Op::AttentionDk { scores, .. } => {

@@ -89,6 +89,7 @@ fn is_attention(kind: Option<OpKind>) -> bool {
 fn keeps_shape(kind: Option<OpKind>) -> bool {
     use OpKind::{
         CombineGrad, Dispatch, Dropped, Gemm, GroupedGemm, GroupedWgrad, Swiglu, SwigluGrad, View,
+        WeighGrad,
     };
     let other = matches!(
         kind,
@@ -102,6 +103,7 @@ fn keeps_shape(kind: Option<OpKind>) -> bool {
                 | Swiglu
                 | SwigluGrad
                 | View
+                | WeighGrad
         )
     );
     !is_attention(kind) && !other

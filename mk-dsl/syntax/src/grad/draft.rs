@@ -228,7 +228,8 @@ impl Draft {
                     list.extend((!detail.is_empty()).then(|| detail.to_owned()));
                     // Writing to a String cannot fail.
                     if let ("grouped_gemm", [rows, counts, _])
-                    | ("grouped_wgrad", [rows, counts, _, _]) = (stage, &list[..])
+                    | ("grouped_wgrad", [rows, counts, _, _])
+                    | ("weigh", [rows, counts, _]) = (stage, &list[..])
                     {
                         let drops = |(id, _): &(Id, bool)| self.dropped.contains(id);
                         let drop = if operands.get(1).is_some_and(drops) { ", drop" } else { "" };

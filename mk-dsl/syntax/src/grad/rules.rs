@@ -34,10 +34,14 @@ pub(super) enum Part {
 enum Behind {
     /// Of matrices `w`, which rows `x` of these experts are multiplied by: of gradients of their products.
     Matrices { w: ValueId, x: ValueId, ids: ValueId, d: Id },
+    /// Of matrices `w`, by rows `y` that stand before the product which a `combine` has weights for, times these.
+    Weighed { combine: ValueId, w: ValueId, y: Id, d: Id },
     /// Of vectors that are added to rows of these experts, of gradients of the sums.
     Vectors { vectors: ValueId, ids: ValueId, d: Id },
     /// Of the weights of a `combine`, of gradients of its tokens.
     Weights { combine: ValueId, d: Id },
+    /// The same, of gradients of the rows `y` that stand before its product.
+    Slots { combine: ValueId, y: Id, d: Id },
 }
 
 /// The walk from results to parameters.
@@ -349,6 +353,8 @@ impl<'p> Walk<'p> {
             Op::Slope(_)
             | Op::GroupedWgrad
             | Op::CombineGrad
+            | Op::Weigh
+            | Op::WeighGrad
             | Op::SwigluGrad
             | Op::RmsNormGrad { .. }
             | Op::Rope { back: true }

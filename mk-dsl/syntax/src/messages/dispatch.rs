@@ -65,6 +65,12 @@ messages! {
     text combine_grad_dy(wanted: &str, name: &str, found: &str)
         "`combine_grad` needs gradients `{wanted}` of tokens, and {name} is `{found}`";
         "declare {name} `{wanted}`";
+    text weigh_grad_rows(wanted: &str, name: &str, found: &str)
+        "`weigh_grad` needs the rows `{wanted}` that were weighed, and {name} is `{found}`";
+        "declare {name} `{wanted}`";
+    text weigh_of(op: &str, name: &str)
+        "`{op}` is of rows that a route names, and {name} has none";
+        "write `dispatch(x, ids) -> {op}(..)`, or `ragged(rows, ids) -> {op}(..)`";
     text combine_of(op: &str, name: &str)
         "`{op}` brings back what was dispatched, and {name} was not";
         "write `dispatch(x, ids) -> grouped_gemm(w) -> combine(weights)`";

@@ -6,7 +6,7 @@ use crate::{
     passes::{
         error::{LowerError, uneven_extent, unsupported},
         shape::{
-            grouped::{Combine, Combined, Grouped, Ragged, Route, Rows, Wgrad},
+            grouped::{Combine, Combined, Grads, Grouped, Ragged, Route, Rows, Wgrad},
             ids::{Extra, OpId, Param, Reduce},
             kernel::{Kernel, Op},
             tensor::{Tensor, aligned},
@@ -30,6 +30,9 @@ pub(super) struct Claimed {
     factors: Option<NodeIndex>,
     dropped: Option<NodeIndex>,
     combine: Option<NodeIndex>,
+    grads: Option<NodeIndex>,
+    weighed: Option<NodeIndex>,
+    slots: Option<NodeIndex>,
 }
 
 fn refuse(claims: &Claims<'_>, node: NodeIndex, why: impl Into<String>) -> LowerError {
@@ -57,6 +60,9 @@ pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerErro
     let factors = only(|k| matches!(k, Kind::DispatchFactors))?;
     let dropped = only(|k| matches!(k, Kind::Dropped))?;
     let combine = only(|k| matches!(k, Kind::Combine { .. } | Kind::CombineGrad))?;
+    let grads = only(|k| *k == Kind::Grads)?;
+    let weighed = only(|k| *k == Kind::GradsWeighed)?;
+    let slots = only(|k| *k == Kind::GradsSlots)?;
     let operands = g.operands(first);
     let [_, b, counts, ..] = operands[..] else {
         return Err(refuse(claims, first, "an operand is missing"));
@@ -82,7 +88,7 @@ pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerErro
                 false => claims.value(first).shape[0].value,
             },
             drops,
-            combines: combine.is_some(),
+            combines: combine.is_some() || slots.is_some(),
         }),
         false => None,
     };
@@ -95,7 +101,19 @@ pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerErro
     for r in results.into_iter().flatten().flatten() {
         claims.kernel.results[r].of = Some(ragged);
     }
-    Ok(Some(Claimed { ragged, gemms, wgrads, dispatch, factors, dropped, combine }))
+    let made = Claimed {
+        ragged,
+        gemms,
+        wgrads,
+        dispatch,
+        factors,
+        dropped,
+        combine,
+        grads,
+        weighed,
+        slots,
+    };
+    Ok(Some(made))
 }
 
 /// What a grouped GEMM makes, under the name of its result.
@@ -127,16 +145,24 @@ fn weights(claims: &Claims<'_>, dispatch: Option<NodeIndex>) -> Result<Option<Pa
 pub(super) fn claim(claims: &mut Claims<'_>, rows: Option<Claimed>) -> Result<(), LowerError> {
     let Some(rows) = rows else { return Ok(()) };
     let mut ids: Vec<OpId> = Vec::new();
+    let g = claims.g;
+    let mut made = None;
     for node in &rows.gemms {
-        let gemm = gemm(claims, &rows, *node, &ids)?;
+        let gemm = gemm(claims, &rows, *node, (&ids, made))?;
         let result = gemm.result;
         let id = claims.push(Op::Grouped(gemm));
         if let Some(r) = result {
             claims.kernel.results[r].of = Some(id);
         }
         ids.push(id);
+        let grads_of = rows.grads.filter(|grads| g.operands(*grads).first() == Some(node));
+        if let Some(node) = grads_of {
+            made = Some(grads(claims, &rows, node, id)?);
+        }
     }
-    let g = claims.g;
+    if let (Some(node), None) = (rows.grads, made) {
+        return Err(refuse(claims, node, "its rows are those of no product before it"));
+    }
     let returned = |n: &NodeIndex| g.results.iter().filter(|r| *r == n).count();
     for node in &rows.wgrads {
         let wgrad = wgrad(claims, &rows, *node)?;
@@ -151,10 +177,21 @@ pub(super) fn claim(claims: &mut Claims<'_>, rows: Option<Claimed>) -> Result<()
             || rows.dispatch == Some(*n)
             || rows.factors == Some(*n)
             || rows.dropped == Some(*n)
+            || [rows.grads, rows.weighed, rows.slots].contains(&Some(*n))
     };
     let wrong = |n: &NodeIndex| claims.param(*n).is_some() || own(n) && returned(n) > 1;
     if let Some(n) = g.results.iter().find(|n| wrong(n)) {
         return Err(refuse(claims, *n, "it is a result twice, or a parameter is one"));
+    }
+    if let (Some(node), Some(of)) = (rows.slots, made) {
+        let Some(result) = g.results.iter().position(|r| *r == node) else {
+            return Err(refuse(claims, node, "it is no result"));
+        };
+        let out = tensor(claims.value(node), &g.result_names[result], &claims.sizes);
+        let how = Combined::Elements;
+        let slots = Combine { of, how, addend: None, out, result, summed: None };
+        let id = claims.push(Op::Combine(slots));
+        claims.kernel.results[result].of = Some(id);
     }
     if let Some(node) = rows.combine {
         let combine = combine(claims, &rows, node, &ids)?;
@@ -174,7 +211,7 @@ fn gemm(
     claims: &Claims<'_>,
     claimed: &Claimed,
     node: NodeIndex,
-    before: &[OpId],
+    (before, grads): (&[OpId], Option<OpId>),
 ) -> Result<Grouped, LowerError> {
     let g = claims.g;
     let operands = g.operands(node);
@@ -192,6 +229,7 @@ fn gemm(
         (Some(param), _) => Rows::Given(param),
         (None, Some(i)) if i < before.len() => Rows::Made(before[i]),
         _ if Some(x) == claimed.dispatch => Rows::Dispatched,
+        _ if Some(x) == claimed.grads && grads.is_some() => Rows::Made(grads.unwrap_or_default()),
         _ => return Err(refuse(claims, node, "its rows come from elsewhere")),
     };
     let beside = |n: &NodeIndex| {
@@ -232,6 +270,40 @@ fn gemm(
         read: g.graph.neighbors(node).next().is_some(),
         combined: of_combine == Some(node),
     })
+}
+
+/// What follows from gradients that a GEMM made of rows of an activation.
+fn grads(
+    claims: &mut Claims<'_>,
+    claimed: &Claimed,
+    node: NodeIndex,
+    of: OpId,
+) -> Result<OpId, LowerError> {
+    let g = claims.g;
+    let &[_, gates, ids, weights] = g.operands(node).as_slice() else {
+        return Err(refuse(claims, node, "an operand is missing"));
+    };
+    let given = [gates, ids, weights].map(|n| claims.param(n));
+    let [Some(gates), Some(ids), Some(weights)] = given else {
+        return Err(refuse(claims, node, "its gates and weights are not the caller's"));
+    };
+    let same = matches!(&claims.kernel.ops[claimed.ragged], Op::Ragged(r) if r.counts == ids);
+    let out = tensor(claims.value(node), "grads", &claims.sizes);
+    if !same || (1..3).any(|d| out.cut(d).is_some()) {
+        let why = match same {
+            true => "ranks along another axis share its columns",
+            false => "its rows are not those of the product before it",
+        };
+        return Err(refuse(claims, node, why));
+    }
+    let returned = |n: Option<NodeIndex>| g.results.iter().position(|r| Some(*r) == n);
+    let (result, weighed) = (returned(Some(node)), returned(claimed.weighed));
+    let grads = Grads { ragged: claimed.ragged, of, gates, weights, out, result, weighed };
+    let id = claims.push(Op::Grads(grads));
+    for r in [result, weighed].into_iter().flatten() {
+        claims.kernel.results[r].of = Some(id);
+    }
+    Ok(id)
 }
 
 /// Gradients of matrices of experts.

@@ -22,7 +22,9 @@ pub(in crate::passes) fn share_tokens(g: &mut OpGraph, sizes: &[i32]) {
     // Of rows, matrices or gradients, and what says whose rows they are.
     let route = rows.and_then(|rows| g.operands(rows).get(2).copied());
     let Some(ids) = route.map(|n| &g.graph[n]).filter(|ids| ids.shape.len() == 2) else { return };
-    if sizes.len() > 1 || dispatch.is_some_and(|n| g.operands(n).len() < 3) {
+    let weighed = of(|k| matches!(k, Kind::Weigh | Kind::Grads)).is_some();
+    let plain = dispatch.is_some_and(|n| g.operands(n).len() < 3);
+    if sizes.len() > 1 || plain && !weighed {
         return;
     }
     let tokens = ids.shape[0].clone();
@@ -70,10 +72,10 @@ pub(super) fn check(k: &Kernel) -> Result<(), LowerError> {
                 read.extend(route.into_iter().flat_map(|r| [r.x, r.weights]).flatten());
             }
             Op::Combine(combine) => {
-                read.push(match combine.how {
-                    Combined::Sum(weights) => weights,
-                    Combined::Products(dy) => dy,
-                });
+                match combine.how {
+                    Combined::Sum(given) | Combined::Products(given) => read.push(given),
+                    Combined::Elements => {}
+                }
                 read.extend(combine.addend);
                 made.push(combine.result);
             }
@@ -81,6 +83,7 @@ pub(super) fn check(k: &Kernel) -> Result<(), LowerError> {
             Op::Map(Map { how: RowWork::Quant { back: false, .. }, operands, .. }) => {
                 read.extend(operands);
             }
+            Op::Grads(grads) => read.push(grads.weights),
             Op::Grouped(_) | Op::Wgrad(_) => {}
             _ => return refuse(&first.name, "a dense operation stands beside its rows"),
         }

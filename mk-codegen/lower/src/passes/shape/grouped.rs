@@ -102,6 +102,24 @@ impl Grouped {
     }
 }
 
+/// What is made of gradients of rows that have weights behind their activation.
+pub(in crate::passes) struct Grads {
+    /// The rows' [`Ragged`].
+    pub ragged: OpId,
+    /// The GEMM that makes gradients `[R, F]` of what the activation made, without weights.
+    pub of: OpId,
+    /// Gates and ups, `[R, 2, F]`.
+    pub gates: Param,
+    /// `[tokens, slots]`.
+    pub weights: Param,
+    /// Their gradients: with weights, `[R, 2, F]`.
+    pub out: Tensor,
+    /// Which result these are.
+    pub result: Option<usize>,
+    /// Which result rows of the activation times weights are.
+    pub weighed: Option<usize>,
+}
+
 /// Gradients of the matrices of experts: sums over their rows.
 pub(in crate::passes) struct Wgrad {
     /// The rows' [`Ragged`].
@@ -125,6 +143,8 @@ pub(in crate::passes) enum Combined {
     Sum(Param),
     /// The product of each and the token's row of `[tokens, columns]`.
     Products(Param),
+    /// An element of each: what [`Grads`] made for its weight.
+    Elements,
 }
 
 /// A grouped GEMM's rows, by token.

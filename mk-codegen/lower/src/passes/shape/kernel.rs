@@ -2,7 +2,7 @@
 
 use super::{
     attention::Attention,
-    grouped::{Combine, Grouped, Ragged, Wgrad},
+    grouped::{Combine, Combined, Grads, Grouped, Ragged, Wgrad},
     ids::{Extra, OpId, Param, Reduce},
     map::Map,
     tensor::Tensor,
@@ -42,6 +42,8 @@ pub(in crate::passes) enum Op {
     Ragged(Ragged),
     /// A GEMM of such rows with its elementwise epilogue.
     Grouped(Grouped),
+    /// What follows from gradients of rows of an activation that have weights.
+    Grads(Grads),
     /// Gradients of the matrices that such rows meet.
     Wgrad(Wgrad),
     /// Weighted sums of such rows.
@@ -192,7 +194,7 @@ impl Kernel {
     /// What becomes of rows that go back to their tokens.
     pub fn combined(&self) -> Option<&Combine> {
         self.ops.iter().find_map(|op| match op {
-            Op::Combine(combine) => Some(combine),
+            Op::Combine(combine) if combine.how != Combined::Elements => Some(combine),
             _ => None,
         })
     }
@@ -230,6 +232,7 @@ impl Kernel {
             }
             Op::Ragged(ragged) => &ragged.rows,
             Op::Grouped(grouped) => &grouped.out,
+            Op::Grads(grads) => &grads.out,
             Op::Wgrad(wgrad) => &self.results[wgrad.result].out,
         }
     }

@@ -7,7 +7,8 @@ use crate::passes::{
 };
 use mk_abi::DType;
 use mk_plan::{
-    BufId, Expr, Leaf, Operand, RoleKind, Space, TabId, Table, TableSource, Tabulate, Tabulation,
+    BufId, Expr, FamId, Leaf, Operand, RoleKind, Space, TabId, Table, TableSource, Tabulate,
+    Tabulation,
 };
 use mk_syntax::RAGGED_BLOCK;
 
@@ -97,4 +98,26 @@ pub(super) fn blocks(
     let built = Writer::new(family, Operand::Dst, vec![0.into()]);
     let built = draft.flow(Flow::new("built", vec![1.into()], 1.into(), vec![built]));
     Blocks { table, memory, count, built, counts: (given, counts) }
+}
+
+/// Blocks of rows that a grouped GEMM writes.
+#[derive(Clone, Copy)]
+pub(super) struct MadeBlocks {
+    pub buffer: BufId,
+    /// Factors of these, if they are quantised for the next GEMM.
+    pub factors: Option<BufId>,
+    /// The words of blocks.
+    pub done: FlowId,
+    pub family: FamId,
+    /// Tiles of a block.
+    pub tiles: i32,
+    /// What was made of each row for its weight.
+    pub slots: Option<Slots>,
+}
+
+/// A number `[rows, 1]` of each row, which a family writes.
+#[derive(Clone, Copy)]
+pub(super) struct Slots {
+    pub of_rows: BufId,
+    pub family: FamId,
 }

@@ -8,6 +8,7 @@
 mod combine;
 mod combine_sums;
 mod crossing;
+mod grads;
 mod tables;
 mod travelling;
 
@@ -50,6 +51,14 @@ impl Derived {
     fn has(&self, entry: Expr) -> Expr {
         Expr::Const(0).lt(Expr::Table(self.table, vec![entry]))
     }
+}
+
+/// What says which weight a row has: its token and slot, the weights of all tokens, and the words of their chunks.
+#[derive(Clone, Copy)]
+pub(super) struct RowWeights {
+    sources: Derived,
+    slots: Derived,
+    all: (BufId, Option<FlowId>),
 }
 
 /// Tokens of the world that a rank has an expert of.
@@ -122,6 +131,10 @@ pub(super) struct Dispatch<'k> {
     sums: Nodes,
     /// The weights of all tokens, where sums go back, and the words of their chunks.
     weights: Option<(BufId, Option<FlowId>)>,
+    /// The token in each packed row, once that is asked for.
+    sources: Option<Derived>,
+    /// The weights of rows, once they are asked for.
+    row_weights: Option<RowWeights>,
 }
 
 /// The first elements of a dimension.
@@ -322,6 +335,8 @@ impl<'k> Dispatch<'k> {
             blocks,
             sums,
             weights: None,
+            sources: None,
+            row_weights: None,
         }
     }
 
@@ -333,6 +348,13 @@ impl<'k> Dispatch<'k> {
     /// The blocks of the rank's experts.
     pub fn blocks(&self) -> Blocks {
         self.blocks
+    }
+
+    /// The token in each packed row.
+    fn sources_of(&mut self, draft: &mut Draft, blocks: Blocks) -> Derived {
+        let sources = self.sources.unwrap_or_else(|| self.sources(draft, blocks));
+        self.sources = Some(sources);
+        sources
     }
 
     /// Room for the tokens of a rank, in whole pieces.
@@ -349,7 +371,7 @@ impl<'k> Dispatch<'k> {
     /// The rows of all blocks, of tokens that are here: where they are then, with their factors, and the words of
     /// blocks. Nothing where they were dispatched before.
     pub fn rows(
-        &self,
+        &mut self,
         draft: &mut Draft,
         blocks: Blocks,
     ) -> Option<(BufId, Option<BufId>, FlowId)> {
@@ -370,7 +392,7 @@ impl<'k> Dispatch<'k> {
         let staged = self.route.weights.is_some() && x.own_rows();
         let tokens = (draft.ranks() > 1 || staged).then(|| self.tokens(draft, &travel));
         let packed = self.count * BLOCK;
-        let sources = self.sources(draft, blocks);
+        let sources = self.sources_of(draft, blocks);
         let buffers: Vec<_> = travel
             .iter()
             .map(|t| match if t.factors { self.route.result_factors } else { self.route.result } {

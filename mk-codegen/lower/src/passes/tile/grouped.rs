@@ -5,17 +5,17 @@
 //! matrix is read, and how many rows there are.
 
 use super::{
-    blocks::{self, BLOCK, Blocks},
+    blocks::{self, BLOCK, Blocks, MadeBlocks},
     dispatch::Dispatch,
-    tiler::{MadeBlocks, RaggedRows, Tiler, Value},
+    tiler::{RaggedRows, Tiler, Value},
 };
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Source, Writer, read, write},
     error::{LowerError, internal, unsupported},
     shape::{
-        grouped::{Combine, Combined, Grouped, Ragged, Rows},
+        grouped::{Combine, Combined, Grads, Grouped, Ragged, Rows},
         ids::Extra,
-        kernel::Kernel,
+        kernel::{Kernel, Op},
         ranks::block_rows,
         rows::in_groups,
         tensor::Tensor,
@@ -68,6 +68,13 @@ pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Result<Value<'k
         Some((rows, factors, arrived)) => (Some((rows, arrived)), factors),
         None => (None, None),
     };
+    let weights = kernel.ops.iter().find_map(|op| match op {
+        Op::Grads(grads) => Some(grads.weights),
+        _ => None,
+    });
+    if let Some(weights) = weights {
+        dispatch.weigh_rows(draft, blocks, weights);
+    }
     dispatch.dropped(draft);
     let places = route.combines.then(|| dispatch.places(draft, blocks));
     let route = Some((dispatch, places));
@@ -80,7 +87,8 @@ pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Result<Value<'k
 /// [`LowerError::Internal`] for rows that are made behind it.
 pub(super) fn gemm<'k>(t: &mut Tiler<'k>, p: &Grouped) -> Result<Value<'k>, LowerError> {
     let several = t.kernel.grouped().count() > 1;
-    let i = t.made.iter().filter(|v| matches!(v, Value::Blocks(_))).count();
+    let before = &t.kernel.ops[..t.made.len()];
+    let i = before.iter().filter(|op| matches!(op, Op::Grouped(_))).count();
     // Beside dense ones, which have these names.
     let of = if t.kernel.products().next().is_some() { "grouped_gemm" } else { "gemm" };
     let name = if several { format!("{of}{}", i + 1) } else { of.into() };
@@ -148,7 +156,26 @@ pub(super) fn gemm<'k>(t: &mut Tiler<'k>, p: &Grouped) -> Result<Value<'k>, Lowe
     let done = Writer::new(family, Operand::C, vec![Var::domain(0).into()]);
     let name = if i == 0 { "hidden" } else { "hidden_more" };
     let done = draft.flow(Flow::new(name, vec![blocks.count.into()], tiles.into(), vec![done]));
-    Ok(Value::Blocks(MadeBlocks { buffer, factors: own, done, family, tiles }))
+    Ok(Value::Blocks(MadeBlocks { buffer, factors: own, done, family, tiles, slots: None }))
+}
+
+/// What follows from gradients of rows that have weights.
+///
+/// # Errors
+/// [`LowerError::Internal`] for rows that no routing names.
+pub(super) fn grads<'k>(t: &mut Tiler<'k>, grads: &Grads) -> Result<Value<'k>, LowerError> {
+    let Some(Value::Blocks(made)) = t.made.get(grads.of) else {
+        return Err(internal("gradients of rows are not made before what follows from them"));
+    };
+    let made = *made;
+    let Some(Value::Ragged(ragged)) = t.made.get_mut(grads.ragged) else {
+        return Err(internal("rows that have weights have no table of blocks"));
+    };
+    let blocks = ragged.blocks;
+    let Some((dispatch, _)) = &mut ragged.route else {
+        return Err(internal("nobody knows whose rows have which weights"));
+    };
+    Ok(Value::Blocks(dispatch.grads(&mut t.draft, grads, &made, blocks)))
 }
 
 /// Rows on their way back to tokens.
@@ -166,7 +193,10 @@ pub(super) fn combine<'k>(t: &mut Tiler<'k>, combine: &Combine) -> Result<Value<
     let Some((dispatch, Some(places))) = route else {
         return Err(internal("nobody knows where the rows of tokens are"));
     };
-    let y = (y.buffer, y.family, y.tiles);
+    let y = match (combine.how, y.slots) {
+        (Combined::Elements, Some(made)) => (made.of_rows, made.family, Operand::E2, 1),
+        _ => (y.buffer, y.family, Operand::C, y.tiles),
+    };
     let further = t.draft.along(1);
     if combine.summed.is_some() && further.group.size > 1 {
         mapped(further, "sum of combined rows")?;

@@ -60,6 +60,7 @@ pub(super) fn families(
             Op::Dsinks(x) => gradients::of_sinks(&mut t, x),
             Op::Ragged(rows) => grouped::rows(&mut t, rows)?,
             Op::Grouped(g) => grouped::gemm(&mut t, g)?,
+            Op::Grads(x) => grouped::grads(&mut t, x)?,
             Op::Wgrad(w) => wgrad::families(&mut t, w)?,
             Op::Combine(combine) => grouped::combine(&mut t, combine)?,
         };

@@ -1,7 +1,7 @@
 //! A kernel on its way to families: its buffers, the values that are made so far, and the tiles of a product.
 
 use super::{
-    blocks::{Begins, Blocks},
+    blocks::{Begins, Blocks, MadeBlocks},
     dispatch::{Derived, Dispatch},
     product::{Cut, LeftRows, Product},
 };
@@ -18,7 +18,7 @@ use crate::passes::{
     world::World,
 };
 use crate::settings::Config;
-use mk_plan::{ALayout, BufId, Expr, FamId, Operand, Space, mma_step};
+use mk_plan::{ALayout, BufId, Expr, Operand, Space, mma_step};
 
 /// An operand A from the caller, ready to be read.
 pub(super) struct Given {
@@ -60,19 +60,6 @@ pub(super) struct RaggedRows<'k> {
     pub factors: Option<BufId>,
     /// Where the rows of a rank's tokens are, for those that go back.
     pub route: Option<(Dispatch<'k>, Option<Derived>)>,
-}
-
-/// Blocks of rows that a grouped GEMM writes.
-#[derive(Clone, Copy)]
-pub(super) struct MadeBlocks {
-    pub buffer: BufId,
-    /// Factors of these, if they are quantised for the next GEMM.
-    pub factors: Option<BufId>,
-    /// The words of blocks.
-    pub done: FlowId,
-    pub family: FamId,
-    /// Tiles of a block.
-    pub tiles: i32,
 }
 
 /// The value of an operation, for those that read it.

@@ -3,6 +3,10 @@
 //! Rows have the weights of `combine` either way. Where tokens alone have gradients, those of rows are without weights,
 //! and the sums on the way back have them. Where matrices, or weights, have gradients, too, the gradients of tokens are
 //! dispatched times their weights, so that products of rows have them, and the sums on the way back have ones.
+//!
+//! Of `swiglu -> grouped_gemm -> combine`, gradients of weights need neither the rows that are combined nor their
+//! product once more: with `u` the gradients of rows before the product, without weights, they are the products of rows
+//! of `u` and of the activation, and everything behind `u` has the weights (SonicMoE, Guo et al. 2025).
 
 use super::{Behind, Walk};
 use crate::grad::{draft::Id, error::GradError};
@@ -30,6 +34,9 @@ impl<'p> Walk<'p> {
                 "store them as they are read",
             ),
             (Op::GroupedGemm { .. }, &[x, w, counts]) => {
+                if let Some((combine, h)) = self.weighed_behind(node.result) {
+                    return self.weighed(combine, h, (x, w), d);
+                }
                 if self.needed[w.index()] {
                     self.after_data(counts, Behind::Matrices { w, x, ids: counts, d })?;
                 }
@@ -63,7 +70,8 @@ impl<'p> Walk<'p> {
                 let rows = dispatch.ty.dims.first();
                 let rows = rows.map_or_else(String::new, |rows| self.extent(*rows));
                 let drop = if drops { ", drop" } else { "" };
-                if self.needed[weights.index()] {
+                let behind = self.weighed_behind(y).is_some();
+                if self.needed[weights.index()] && !behind {
                     let combine = node.result;
                     self.behind.push(Behind::Weights { combine, d });
                 }
@@ -71,7 +79,7 @@ impl<'p> Walk<'p> {
                     return Ok(());
                 }
                 let mut operands = vec![d, self.value(ids)?];
-                if weighted {
+                if weighted && !behind {
                     operands.push(self.value(weights)?);
                 }
                 // Room that follows from a routing is named where rows that forward saved have it, too.
@@ -118,6 +126,62 @@ impl<'p> Walk<'p> {
         }
     }
 
+    /// The `combine` that alone reads a product, by weights that have gradients, and what the `swiglu` before the
+    /// product takes, if that product alone reads it: then its gradients are weighed behind the product. Not of
+    /// columns that ranks along another axis share.
+    fn weighed_behind(&self, product: ValueId) -> Option<(&'p Node, ValueId)> {
+        let Some(Def::Node(node)) = self.program.def(product) else { return None };
+        let (Op::GroupedGemm { transposed: false }, &[x, w, ids]) = (node.op, &node.inputs[..])
+        else {
+            return None;
+        };
+        let Some(Def::Node(activation)) = self.program.def(x) else { return None };
+        let combine = self.combine_of(ids).filter(|c| c.inputs[0] == product)?;
+        let readers = |of: ValueId| {
+            let nodes = self.program.nodes().iter();
+            let returned = self.program.results().iter().filter(|r| **r == of).count();
+            nodes.flat_map(|n| &n.inputs).filter(|i| **i == of).count() + returned
+        };
+        let whole = |of: ValueId| {
+            let whole = |p: &Placement| matches!(p, Placement::Replicate | Placement::Shard(0));
+            self.placement(of).iter().all(whole)
+        };
+        let h = *activation.inputs.first()?;
+        let is = activation.op == Op::Swiglu
+            && self.needed[combine.inputs[2].index()]
+            && self.needed[x.index()]
+            && !self.is_scaled(w)
+            && [product, x].into_iter().all(|of| readers(of) == 1)
+            && [product, x, w, h].into_iter().all(whole);
+        is.then_some((combine, h))
+    }
+
+    /// Backward of a product of rows of an activation `x` of `h`, whose results have weights: `d` are gradients of these
+    /// without weights.
+    fn weighed(
+        &mut self,
+        combine: &'p Node,
+        h: ValueId,
+        (x, w): (ValueId, ValueId),
+        d: Id,
+    ) -> Result<(), GradError> {
+        let combined = combine.result;
+        let (matrices, before) = (self.value(w)?, self.value(h)?);
+        let weights = self.value(combine.inputs[2])?;
+        // Made once more, from what the gradient of the activation reads, too.
+        let held = (self.held(d).0, self.dtype(x));
+        let y = self.draft.op("swiglu", &[before], None, held);
+        let u = self.draft.grouped_gemm(d, None, (matrices, true));
+        let held = self.held(u);
+        let g = self.draft.op("weigh", &[u, weights], None, held);
+        self.add(x, g);
+        self.behind.push(Behind::Slots { combine: combined, y, d: u });
+        if self.needed[w.index()] {
+            self.behind.push(Behind::Weighed { combine: combined, w, y, d });
+        }
+        Ok(())
+    }
+
     /// What no other gradient is made of. Of rows that go on to their tokens it comes last: the data's way is one
     /// kernel where it can be.
     pub(super) fn after_data(&mut self, ids: ValueId, behind: Behind) -> Result<(), GradError> {
@@ -150,6 +214,23 @@ impl<'p> Walk<'p> {
                 let [rows, ids] = [self.value(x)?, self.route(ids)?];
                 let g = self.draft.grouped_wgrad(rows, ids, d, &experts);
                 self.add(w, g);
+            }
+            Behind::Weighed { combine, w, y, d } => {
+                let Some(Def::Node(node)) = self.program.def(combine) else { return Ok(()) };
+                let experts = self.program.ty(w).and_then(|ty| ty.dims.first().copied());
+                let experts = experts.map_or_else(String::new, |e| self.extent(e));
+                let [route, weights] = [self.route(node.inputs[1])?, self.value(node.inputs[2])?];
+                let held = self.held(y);
+                let rows = self.draft.op("weigh", &[y, route, weights], None, held);
+                let g = self.draft.grouped_wgrad(rows, route, d, &experts);
+                self.add(w, g);
+            }
+            Behind::Slots { combine, y, d } => {
+                let Some(Def::Node(node)) = self.program.def(combine) else { return Ok(()) };
+                let weights = node.inputs[2];
+                let held = (self.placement(weights), DType::F32);
+                let g = self.draft.op("weigh_grad", &[d, y], None, held);
+                self.add(weights, g);
             }
             Behind::Vectors { vectors, ids, d } => {
                 let Some(ty) = self.program.ty(vectors) else { return Ok(()) };

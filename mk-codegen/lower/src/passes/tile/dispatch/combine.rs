@@ -20,18 +20,18 @@ pub(super) const COMBINED: i32 = 8;
 const SUMMED: i32 = 16 * COMBINED;
 
 impl Dispatch<'_> {
-    /// Each token is the weighted sum of its slots' rows, wherever they are, in the order of slots. `made` is a GEMM
-    /// that writes `y`, and has so many tiles of a block.
+    /// Each token is the weighted sum of its slots' rows, wherever they are, in the order of slots. `made` writes `y`
+    /// by this operand, and has so many tasks of a block.
     pub(in crate::passes::tile) fn combine(
         &self,
         draft: &mut Draft,
         combine: &Combine,
-        (y, made, tiles): (BufId, FamId, i32),
+        (y, made, operand, tiles): (BufId, FamId, Operand, i32),
         out: BufId,
         places: Derived,
     ) {
         if self.sums.count() > 1 {
-            return self.combine_sums(draft, combine, (y, made, tiles), out, places);
+            return self.combine_sums(draft, combine, (y, made, operand, tiles), out, places);
         }
         // Along the other axis, ranks have contributions to a row; else one has all of it. Products are short: each
         // rank makes those of its own contributions, which are added up behind.
@@ -50,10 +50,12 @@ impl Dispatch<'_> {
             true => (group.place(), group.everyone()),
             false => (grid.own(), grid.everyone()),
         };
-        let done = Writer::new(made, Operand::C, vec![own_number, Var::domain(0).into()]);
+        let done = Writer::new(made, operand, vec![own_number, Var::domain(0).into()]);
         let shape = vec![grid.size().into(), self.count.into()];
         let done = vec![done.on_each(everyone)];
-        let done = draft.flow(Flow::new("done", shape, tiles.into(), done));
+        let elements = combine.how == Combined::Elements;
+        let name = if elements { "slots_done" } else { "done" };
+        let done = draft.flow(Flow::new(name, shape, tiles.into(), done));
         let i = Expr::from(Var::domain(0));
         let token = i.clone() * COMBINED + Var::INNER;
         let own = draft.own(&combine.out, 0);
@@ -80,6 +82,7 @@ impl Dispatch<'_> {
         let wide = match combine.how {
             Combined::Sum(_) => whole(combine.out.shape[1].value),
             Combined::Products(dy) => whole(self.params[dy].shape[1].value),
+            Combined::Elements => whole(1),
         };
         let inner =
             |access: Access| Access { at: Point::Inner, when: Some(exists.clone()), ..access };
@@ -104,16 +107,22 @@ impl Dispatch<'_> {
         // Each product of rows is an element of its own; a sum is a row.
         let (factor, dst) = match combine.how {
             Combined::Sum(weights) => (
-                contribution(inner(read(Operand::W, self.inputs[weights], weight))),
+                Some(contribution(inner(read(Operand::W, self.inputs[weights], weight)))),
                 inner(write(Operand::Dst, out, own_row)),
             ),
-            Combined::Products(dy) => {
+            Combined::Products(_) | Combined::Elements => {
                 let dst = match parts {
                     Some(parts) => write(Operand::Dst, parts, [vec![one(0)], weight].concat()),
                     None => write(Operand::Dst, out, weight),
                 };
                 let dst = Access { each: each.clone(), ..inner(dst) };
-                (inner(read(Operand::W, self.inputs[dy], own_row)), dst)
+                let factor = match combine.how {
+                    Combined::Products(dy) => {
+                        Some(inner(read(Operand::W, self.inputs[dy], own_row)))
+                    }
+                    _ => None,
+                };
+                (factor, dst)
             }
         };
         let some = block_rows(own.clone(), i.clone(), COMBINED);
@@ -131,26 +140,28 @@ impl Dispatch<'_> {
             true => place(0),
             false => grid.number(place(0), share),
         };
-        let touched = vec![
+        let touched = [
             Source::behind(entries, places.built, vec![0.into()]),
             // The words of all slots: that of no expert is the first block's, which has one, too.
             Source::behind(src, done, vec![from, place(1) / BLOCK]).whether(exists.clone()),
-            factor.into(),
-            dst.into(),
         ];
+        let factor = factor.map(Source::from).into_iter().chain([dst.into()]);
         let addend = combine.addend.map(|x| {
             let row = vec![one(token.clone()), whole(combine.out.shape[1].value)];
             Source::from(inner(read(Operand::E0, self.inputs[x], row)))
         });
-        let touched: Vec<Source> = touched.into_iter().chain(kept).chain(addend).collect();
+        let touched: Vec<Source> =
+            touched.into_iter().chain(factor).chain(kept).chain(addend).collect();
         let epilogue = combine.addend.map(|_| EpilogueOp::Add).into_iter().collect();
         let leaf = match combine.how {
             Combined::Sum(_) => Leaf::ReduceTile(ReduceTile { epilogue }),
             Combined::Products(_) => Leaf::DotTile(DotTile { plain: false }),
+            Combined::Elements => Leaf::DotTile(DotTile { plain: true }),
         };
         let most = if one_axis { self.tokens } else { combine.out.widest(0) };
         let domain = vec![("i", ((most + COMBINED - 1) / COMBINED).into())];
-        let family = draft.family("combine", RoleKind::Compute, leaf, domain, vec![], touched);
+        let name = if elements { "slots" } else { "combine" };
+        let family = draft.family(name, RoleKind::Compute, leaf, domain, vec![], touched);
         draft.plan.families[family].inner = Some(("q".into(), COMBINED.into()));
         if let Some(parts) = parts {
             self.sum_products(draft, combine, (parts, family), out);

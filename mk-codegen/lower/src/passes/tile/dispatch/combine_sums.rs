@@ -27,8 +27,51 @@ use mk_plan::{
 /// Tokens that a rank of a node sums at once: waits and posts of a task take as long as four of them.
 const OF_RANKS: i32 = 16;
 
-/// The family that sums what a node made of its own tokens.
-const OWN: &str = "combine.own";
+/// What families, flows and memory are called.
+struct Names {
+    done: &'static str,
+    send: &'static str,
+    recv: &'static str,
+    away: &'static str,
+    rank: &'static str,
+    /// The family that sums what a node made of its own tokens.
+    own: &'static str,
+    total: &'static str,
+    summed: &'static str,
+    summed_here: &'static str,
+    kept: &'static str,
+}
+
+impl Names {
+    fn of(combine: &Combine) -> Names {
+        match combine.how {
+            Combined::Elements => Names {
+                done: "slots_done",
+                send: "slots_send",
+                recv: "slots_recv",
+                away: "slots.node",
+                rank: "slots.rank",
+                own: "slots.own",
+                total: "slots",
+                summed: "slots.summed",
+                summed_here: "slots.here",
+                kept: "slots.kept",
+            },
+            _ => Names {
+                done: "done",
+                send: "part_send",
+                recv: "part_recv",
+                away: "combine.node",
+                rank: "combine.rank",
+                own: "combine.own",
+                total: "combine",
+                summed: "summed.node",
+                summed_here: "summed.rank",
+                kept: "kept",
+            },
+        }
+    }
+}
 
 /// What a node makes of rows of its experts.
 struct Parts {
@@ -74,6 +117,8 @@ struct Into {
 enum Factor {
     /// The weights of all tokens, with the words of their chunks.
     Weights(BufId, Option<FlowId>),
+    /// Nothing: an element of each row goes back as it is.
+    None,
     /// A row of each token: of this rank's, and of those of its rails where they arrive, with their words.
     Rows { own: BufId, recv: BufId, relayed: FlowId },
 }
@@ -91,13 +136,13 @@ impl Dispatch<'_> {
         of_all(draft, ["weights", "weighed"], of, given, self.chunks)
     }
 
-    /// Each token is the sum of its nodes' sums, in the order of nodes. `made` is a GEMM that writes `y`, and has so
-    /// many tiles of a block.
+    /// Each token is the sum of its nodes' sums, in the order of nodes. `made` writes `y` by this
+    /// operand, and has so many tasks of a block.
     pub(super) fn combine_sums(
         &self,
         draft: &mut Draft,
         combine: &Combine,
-        (y, made, tiles): (BufId, FamId, i32),
+        (y, made, operand, tiles): (BufId, FamId, Operand, i32),
         out: BufId,
         places: Derived,
     ) {
@@ -109,10 +154,11 @@ impl Dispatch<'_> {
             None => (nodes.near.place(), nodes.near.everyone()),
             Some(_) => (grid.own(), grid.everyone()),
         };
-        let done = Writer::new(made, Operand::C, vec![own_number, Var::domain(0).into()]);
+        let done = Writer::new(made, operand, vec![own_number, Var::domain(0).into()]);
         let done = if grid.size() > 1 { done.on_each(everyone) } else { done };
         let shape = vec![grid.size().into(), self.count.into()];
-        let done = draft.flow(Flow::new("done", shape, tiles.into(), vec![done]));
+        let names = Names::of(combine);
+        let done = draft.flow(Flow::new(names.done, shape, tiles.into(), vec![done]));
         // Of tokens that ranks along that axis share, those of the own place.
         let own_rows = shared.filter(|_| combine.summed == Some(Reduce::Scatter));
         let most = if own_rows.is_some() { combine.out.widest(0) } else { self.tokens };
@@ -136,6 +182,7 @@ impl Dispatch<'_> {
                 };
                 Factor::Rows { own, recv, relayed }
             }
+            Combined::Elements => Factor::None,
         };
         let parts = Parts { height, y, done, places, factor, shared, first };
         if ranks {
@@ -147,16 +194,16 @@ impl Dispatch<'_> {
             let shape = [nodes].into_iter().chain(one).map(Expr::from).collect();
             draft.buffer(name, Space::Net, DType::F32, shape, None)
         };
-        let (send, recv) = (net("part_send", nodes.count() - 1), net("part_recv", nodes.count()));
+        let (send, recv) = (net(names.send, nodes.count() - 1), net(names.recv, nodes.count()));
         // For tokens of other nodes.
         let [i, m] = [0, 1].map(|n| Expr::from(Var::domain(n)));
         let domain = message_tasks(nodes, pieces).domain;
         let node = nodes.other(m.clone());
         let into = Into { memory: send, rank: own_rank(), part: m.clone() };
-        let family = self.part(draft, combine, &parts, "combine.node", domain, node, into);
+        let family = self.part(draft, combine, &parts, names.away, domain, node, into);
         let summed = Writer::new(family, Operand::Dst, vec![m.clone(), i.clone()]);
         let shape = vec![(nodes.count() - 1).into(), pieces.into()];
-        let summed = draft.flow(Flow::new("summed.node", shape, 1.into(), vec![summed]));
+        let summed = draft.flow(Flow::new(names.summed, shape, 1.into(), vec![summed]));
         let [_, place] = nodes.rail(m.clone());
         let rows = parts.rows(draft, combine, place);
         let rows = (i.clone() * height, block_rows(rows, i.clone(), height));
@@ -176,9 +223,9 @@ impl Dispatch<'_> {
         // For its own.
         let (domain, home) = (vec![("i", pieces.into())], nodes.far.place());
         let into = Into { memory: recv, rank: own_rank(), part: home.clone() };
-        let family = self.part(draft, combine, &parts, OWN, domain, home, into);
+        let family = self.part(draft, combine, &parts, names.own, domain, home, into);
         let kept = Writer::new(family, Operand::Dst, vec![i.clone()]);
-        let kept = draft.flow(Flow::new("kept", vec![pieces.into()], 1.into(), vec![kept]));
+        let kept = draft.flow(Flow::new(names.kept, vec![pieces.into()], 1.into(), vec![kept]));
         let wire = vec![nodes.other(Var::EACH.into()), i.clone()];
         let wire = Arrival { each: Some(deliver::others(nodes)), ..Arrival::new(relayed, wire) };
         let arrivals = vec![wire, Arrival::new(kept, vec![i])];
@@ -222,23 +269,23 @@ impl Dispatch<'_> {
         pieces: i32,
         out: BufId,
     ) {
-        let (group, out_of) = (self.sums.group, &combine.out);
+        let (group, out_of, names) = (self.sums.group, &combine.out, Names::of(combine));
         let [i, p] = [0, 1].map(|n| Expr::from(Var::domain(n)));
         let shape = [group.size, self.tokens, out_of.shape[1].value].map(Expr::from).to_vec();
-        let memory = draft.buffer("part_recv", Space::Workspace, out_of.dtype, shape, None);
+        let memory = draft.buffer(names.recv, Space::Workspace, out_of.dtype, shape, None);
         let word = vec![group.place(), i.clone()];
         let to = group.rank_after(p.clone() + 1);
         let into = Into { memory, rank: to.clone(), part: group.place() };
         let domain = vec![("i", pieces.into()), ("p", (group.size - 1).into())];
         let place = group.place_after(p + 1);
-        let family = self.part(draft, combine, parts, "combine.rank", domain, place, into);
+        let family = self.part(draft, combine, parts, names.rank, domain, place, into);
         let theirs = Writer::new(family, Operand::Dst, word.clone()).on(to);
         let into = Into { memory, rank: own_rank(), part: group.place() };
         let domain = vec![("i", pieces.into())];
-        let family = self.part(draft, combine, parts, OWN, domain, group.place(), into);
+        let family = self.part(draft, combine, parts, names.own, domain, group.place(), into);
         let own = Writer::new(family, Operand::Dst, word);
         let shape = vec![group.size.into(), pieces.into()];
-        let summed = draft.flow(Flow::new("summed.rank", shape, 1.into(), vec![theirs, own]));
+        let summed = draft.flow(Flow::new(names.summed_here, shape, 1.into(), vec![theirs, own]));
         let (_, each) = group.everyone();
         let word = Arrival::new(summed, vec![Var::EACH.into(), i]);
         let arrivals = vec![Arrival { each: Some(each), ..word }];
@@ -269,7 +316,7 @@ impl Dispatch<'_> {
         let epilogue = combine.addend.map(|_| EpilogueOp::Add).into_iter().collect();
         let leaf = Leaf::ReduceTile(ReduceTile { epilogue });
         let domain = vec![("i", pieces.into())];
-        draft.family("combine", RoleKind::Compute, leaf, domain, vec![], touched);
+        draft.family(Names::of(combine).total, RoleKind::Compute, leaf, domain, vec![], touched);
     }
 
     /// Sums what this node's experts made of tokens of the rail in `node`, into that part of memory.
@@ -314,6 +361,7 @@ impl Dispatch<'_> {
         let wide = match combine.how {
             Combined::Sum(_) => whole(combine.out.shape[1].value),
             Combined::Products(dy) => whole(self.params[dy].shape[1].value),
+            Combined::Elements => whole(1),
         };
         let y = read(Operand::Src, x.y, vec![one(place(1)), wide.clone()]);
         let share = Expr::from(Var::EACH) % sharing;
@@ -327,7 +375,7 @@ impl Dispatch<'_> {
         let done = vec![place(0) % nodes.local() * sharing + share, place(1) / BLOCK];
         let inner =
             |access: Access| Access { at: Point::Inner, when: Some(exists.clone()), ..access };
-        let own = name == OWN;
+        let own = name == Names::of(combine).own;
         let factor = match x.factor {
             Factor::Weights(all, weighed) => {
                 let weight = vec![one(of.clone() * self.tokens + named), one(slot)];
@@ -344,15 +392,16 @@ impl Dispatch<'_> {
                 let chunk = |at: Expr| vec![of.clone() * self.chunks.max(1) + at / CHUNK];
                 let arrival =
                     |flow| ends.iter().map(move |at| Arrival::new(flow, chunk(at.clone())));
-                Source { access, arrivals: weighed.into_iter().flat_map(arrival).collect() }
+                Some(Source { access, arrivals: weighed.into_iter().flat_map(arrival).collect() })
             }
             Factor::Rows { own: given, .. } if own => {
-                inner(read(Operand::W, given, vec![one(token.clone()), wide.clone()])).into()
+                Some(inner(read(Operand::W, given, vec![one(token.clone()), wide.clone()])).into())
             }
             Factor::Rows { recv, relayed, .. } => {
                 let row = inner(read(Operand::W, recv, vec![one(row.clone()), wide.clone()]));
-                Source::behind(row, relayed, vec![node, i.clone()])
+                Some(Source::behind(row, relayed, vec![node, i.clone()]))
             }
+            Factor::None => None,
         };
         // Each product of rows is an element of its own; a sum is a row.
         let to = |part, elements| {
@@ -362,7 +411,7 @@ impl Dispatch<'_> {
         };
         let dst = match x.factor {
             Factor::Weights(..) => to(into.part, wide),
-            Factor::Rows { .. } => {
+            Factor::Rows { .. } | Factor::None => {
                 let each = each.clone();
                 Access { each, ..to(into.part, one(Var::EACH.into())) }
             }
@@ -374,16 +423,16 @@ impl Dispatch<'_> {
         let kept = x.places.kept.map(|(_, memory)| {
             Source::from(read(Operand::Tab, memory, vec![rows, whole(self.slots)]))
         });
-        let touched = vec![
+        let touched = [
             Source::behind(entries, x.places.built, vec![0.into()]),
             Source::behind(contribution(y), x.done, done).whether(exists),
-            factor,
-            dst.into(),
         ];
-        let touched: Vec<Source> = touched.into_iter().chain(kept).collect();
+        let factor = factor.into_iter().chain([dst.into()]);
+        let touched: Vec<Source> = touched.into_iter().chain(factor).chain(kept).collect();
         let leaf = match x.factor {
             Factor::Weights(..) => Leaf::ReduceTile(ReduceTile { epilogue: Vec::new() }),
             Factor::Rows { .. } => Leaf::DotTile(DotTile { plain: false }),
+            Factor::None => Leaf::DotTile(DotTile { plain: true }),
         };
         let family = draft.family(name, RoleKind::Compute, leaf, domain, vec![], touched);
         draft.plan.families[family].inner = Some(("q".into(), x.height.into()));
