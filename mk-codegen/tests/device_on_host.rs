@@ -289,8 +289,10 @@ fn run(test: &str, text: &str) {
     fs::create_dir_all(&folder).expect("a folder");
     let (source, program) = (folder.join("main.cpp"), folder.join("main"));
     fs::write(&source, text).expect("writable");
-    let built =
-        Command::new("c++").args(["-std=c++20", "-O1", "-o"]).args([&program, &source]).output();
+    let built = Command::new("c++")
+        .args(["-std=c++20", "-O1", "-pthread", "-o"])
+        .args([&program, &source])
+        .output();
     let Ok(built) = built else {
         fs::remove_dir_all(&folder).expect("its folder goes");
         return skip(Need::Program("c++"), "no C++ compiler");
@@ -335,4 +337,174 @@ fn elementwise_operations() {
     let length = library[begin..].find("// A pair of neighbouring").expect("what follows");
     let text = ELEMENTWISE.replace("OPERATIONS", &library[begin..begin + length]);
     run("elementwise_operations", &text);
+}
+
+/// Warps of threads that meet where theirs do.
+const GATED_ROWS: &str = r#"
+#include <barrier>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+typedef uint16_t u16; typedef uint32_t u32; typedef uint64_t u64; typedef int32_t i32;
+#define MK_DEVICE inline
+#define __fdividef(a, b) ((a) / (b))
+#define __expf expf
+enum class Dtype { Bf16, F32 };
+enum class Agent { Copier };
+constexpr u32 kThreads = 64;
+struct Vec16 { u32 x[4]; };
+static float from_bf16(u32 bits) { return std::bit_cast<float>(bits << 16); }
+static u32 to_bf16(float x) { const u32 b = std::bit_cast<u32>(x); return (b + 0x7fff + (b >> 16 & 1)) >> 16; }
+template <Dtype> float unpack_lo(u32 two) { return from_bf16(two & 0xffff); }
+template <Dtype> float unpack_hi(u32 two) { return from_bf16(two >> 16); }
+template <Dtype> u32 pack2(float lo, float hi) { return to_bf16(lo) | to_bf16(hi) << 16; }
+static Vec16 ld_vec16(const void* from) { Vec16 v; memcpy(&v, from, 16); return v; }
+static void st_vec16(void* to, const Vec16& v) { memcpy(to, &v, 16); }
+template <Dtype k> float load_element(u64 at) {
+  if constexpr (k == Dtype::F32) return *reinterpret_cast<float*>(at);
+  return from_bf16(*reinterpret_cast<u16*>(at));
+}
+template <Dtype k> void store_element(u64 at, float x) {
+  if constexpr (k == Dtype::F32) *reinterpret_cast<float*>(at) = x;
+  else *reinterpret_cast<u16*>(at) = static_cast<u16>(to_bf16(x));
+}
+struct Warp { std::barrier<> meet{32}; u32 said[32]; };
+static Warp warps[kThreads / 32];
+static std::barrier<> all{kThreads};
+static thread_local u32 own;
+template <class T> T told(T value, u32 by) {
+  Warp& warp = warps[own / 32];
+  warp.said[own % 32] = std::bit_cast<u32>(value);
+  warp.meet.arrive_and_wait();
+  const T got = std::bit_cast<T>(warp.said[by]);
+  warp.meet.arrive_and_wait();
+  return got;
+}
+template <class T> T __shfl_xor_sync(u32, T value, u32 apart) { return told(value, own % 32 ^ apart); }
+template <class T> T __shfl_sync(u32, T value, u32 by) { return told(value, by); }
+static u32 __ballot_sync(u32, bool said) {
+  u32 votes = 0;
+  for (u32 lane = 0; lane < 32; ++lane) votes |= told(u32{said}, lane) << lane;
+  return votes;
+}
+static void __syncwarp() { told(0u, 0); }
+static u32 __ffs(u32 bits) { return bits == 0 ? 0 : std::countr_zero(bits) + 1; }
+static u32 min(u32 a, u32 b) { return a < b ? a : b; }
+struct Context { bool aborted() const { return false; } };
+static void chaos_delay(const Context&, Agent, u32) {}
+template <u32, u32, u32> void named_barrier_sync() { all.arrive_and_wait(); }
+struct Edges { static constexpr u32 start = 0, done = 1; };
+OPERATIONS
+ROWS
+// Two tasks of 128 rows, of which the second has 37, all of them `kShift` elements behind a multiple of 16 bytes.
+constexpr u32 kTasks = 2;
+template <u32 kWide, u32 kShift>
+struct Hooks {
+  static constexpr u32 kRows = 128, kColumns = kWide;
+  static constexpr u32 kPitch = (kWide + 7) / 8 * 8;
+  std::vector<u16> u, h, dh, a;
+  std::vector<float> g, p;
+  static u64 place(const std::vector<u16>& of) {
+    const u64 at = reinterpret_cast<u64>(of.data());
+    return (at + 15) / 16 * 16 + kShift * 2;
+  }
+  u32 first() const { return 0; }
+  u32 end() const { return kTasks; }
+  u32 stride() const { return 1; }
+  SwigluGradTask decode(u32 t) const { return SwigluGradTask{t, 0}; }
+  void before_decode(const Context&, const SwigluGradTask&) const {}
+  void before_load(const Context&, const SwigluGradTask&) const {}
+  void after_store(const Context&, const SwigluGradTask&) const {}
+  static u32 global(const SwigluGradTask& task, u32 row) { return task.task * kRows + row; }
+  bool exists(const SwigluGradTask& task, u32 row) const { return task.task == 0 || row < 37; }
+  u64 weight(const SwigluGradTask& task, u32 row) const { return reinterpret_cast<u64>(&g[global(task, row)]); }
+  u64 of_weight(const SwigluGradTask& task, u32 row) const { return reinterpret_cast<u64>(&p[global(task, row)]); }
+  SwigluGradRow row(const SwigluGradTask& task, u32 row) const {
+    const u64 r = u64{global(task, row)} * kPitch * 2;
+    const u64 half = kPitch * 2;
+    return SwigluGradRow{place(u) + r, place(h) + 2 * r, place(h) + 2 * r + half, place(dh) + 2 * r, place(dh) + 2 * r + half, place(a) + r};
+  }
+};
+template <u32 kWide, u32 kShift>
+static int run() {
+  constexpr u32 kRows = kTasks * 128;
+  Hooks<kWide, kShift> hooks;
+  const size_t n = size_t{kRows} * hooks.kPitch + 32;
+  u32 state = 12345 + kWide + kShift;
+  const auto random = [&] { state = state * 1664525 + 1013904223; return static_cast<float>(state >> 8) / 4194304.0f - 2.0f; };
+  for (auto* of : {&hooks.u, &hooks.a}) of->assign(n, 0x7fc0);
+  for (auto* of : {&hooks.h, &hooks.dh}) of->assign(2 * n, 0x7fc0);
+  hooks.g.assign(kRows, NAN), hooks.p.assign(kRows, NAN);
+  const SwigluGradTask two[kTasks] = {{0, 0}, {1, 0}};
+  for (const auto& task : two) {
+    for (u32 r = 0; r < 128; ++r) {
+      if (!hooks.exists(task, r)) continue;
+      const auto at = hooks.row(task, r);
+      for (u64 from : {at.gradients, at.gates, at.ups}) for (u32 c = 0; c < kWide; ++c) store_element<Dtype::Bf16>(from + c * 2, random());
+      // A weight of nothing has a gradient, too.
+      hooks.g[hooks.global(task, r)] = r % 9 == 0 ? 0.0f : random();
+    }
+  }
+  std::vector<std::thread> threads;
+  for (u32 t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      own = t;
+      swiglu_grad_rows<Dtype::Bf16, kThreads, 2, Edges>(Context{}, hooks, t);
+    });
+  }
+  for (auto& t : threads) t.join();
+  const auto near = [](float got, double want, double scale) { return std::fabs(got - want) <= scale / 250 + 1e-6; };
+  for (const auto& task : two) {
+    for (u32 r = 0; r < 128; ++r) {
+      const auto at = hooks.row(task, r);
+      const u32 i = hooks.global(task, r);
+      if (!hooks.exists(task, r)) {
+        if (!std::isnan(hooks.p[i]) || !std::isnan(load_element<Dtype::Bf16>(at.weighted))) return printf("row %u is written\n", i), 1;
+        continue;
+      }
+      double sum = 0, size = 0;
+      for (u32 c = 0; c < kWide; ++c) {
+        const auto of = [&](u64 from) { return static_cast<double>(load_element<Dtype::Bf16>(from + c * 2)); };
+        const double d = of(at.gradients), x = of(at.gates), up = of(at.ups), g = hooks.g[i], s = 1 / (1 + std::exp(-x));
+        const double want[3] = {g * d * up * s * (1 + x * (1 - s)), g * d * x * s, g * x * s * up};
+        const u64 got[3] = {at.of_gates, at.of_ups, at.weighted};
+        for (u32 k = 0; k < 3; ++k) {
+          if (!near(static_cast<float>(of(got[k])), want[k], std::fabs(want[k]))) {
+            return printf("%u columns: row %u, column %u, %u: %g, not %g\n", kWide, i, c, k, of(got[k]), want[k]), 1;
+          }
+        }
+        sum += d * x * s * up, size += std::fabs(d * x * s * up);
+      }
+      if (std::fabs(hooks.p[i] - sum) > 1e-5 * size + 1e-6) return printf("%u columns: row %u: %g, not %g\n", kWide, i, hooks.p[i], sum), 1;
+    }
+  }
+  return 0;
+}
+int main() { return run<24, 0>() + run<520, 0>() + run<520, 3>() + run<25, 0>() + run<1032, 0>(); }
+"#;
+
+/// Each row of some, by two warps: in vectors, element by element, and what lies behind vectors.
+#[test]
+fn gradients_of_gated_rows() {
+    let library = library::text();
+    let from = |begin: &str, end: &str| {
+        let begin = library.find(begin).unwrap_or_else(|| panic!("`{begin}` is in the library"));
+        let length = library[begin..].find(end).expect("it ends") + end.len();
+        &library[begin..begin + length]
+    };
+    let curves = [
+        from("MK_DEVICE float silu(", "\n"),
+        from("MK_DEVICE float within_100(", "\n"),
+        from("MK_DEVICE float mul_silu(", "\n"),
+        from("MK_DEVICE float silu_grad(", "\n}\n"),
+    ];
+    let whole = function(&library, "MK_DEVICE void swiglu_grad_rows(");
+    let rows = from("struct SwigluGradTask {", whole);
+    let text = GATED_ROWS.replace("OPERATIONS", &curves.concat()).replace("ROWS", rows);
+    run("gradients_of_gated_rows", &text);
 }

@@ -211,12 +211,12 @@ fn experts_and_their_backward_compile() {
         (layer, 512, 2, &all[..1], 2),
         (layer, 96, 2, &all[..1], 3),
         (plain, 512, 2, &all[..1], 2),
-        (layer, 512, 2, &all[..], 4),
+        (layer, 512, 2, &all[..], 3),
         (plain, 96, 1, &all[..], 4),
-        (own, 512, 2, &all[..], 4),
-        (own, 512, 1, &all[..], 4),
+        (own, 512, 2, &all[..], 3),
+        (own, 512, 1, &all[..], 3),
         (any, 512, 2, &all[..1], 2),
-        (any, 128, 2, &all[..], 4),
+        (any, 128, 2, &all[..], 3),
     ] {
         let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
         let derived = grad(&program, Some(wanted), Saves::default()).expect("has a backward");
