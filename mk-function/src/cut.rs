@@ -182,7 +182,7 @@ impl Cutter<'_> {
         let (at, group) = found.unwrap_or_else(|| {
             let alone =
                 |is_kernel, fixed| Group { nodes: unit.clone(), is_kernel, fixed, sound: true };
-            let pointwise = is_pointwise(&node.op) || node.op == Op::View;
+            let pointwise = self.is_pointwise(node) || node.op == Op::View;
             let kernels = [false, true].into_iter().map(|fixed| alone(true, fixed));
             let sound = kernels.into_iter().find(|g| !pointwise && self.accepts(g));
             let group = sound.unwrap_or(Group { sound: pointwise, ..alone(!pointwise, false) });
@@ -215,20 +215,31 @@ impl Cutter<'_> {
         let made = group.nodes.clone();
         group.nodes.extend(self.unit(node));
         if !group.is_kernel {
-            return is_pointwise(&node.op).then_some(group);
+            return self.is_pointwise(node).then_some(group);
         }
         let joined = self.read(node).iter().any(|id| made.contains(id));
         if (!joined || self.reads_saved(node)) && self.stands_alone(&group, node) {
             return None;
         }
-        let unsound = !group.sound && joined;
+        // What goes with weights may need a number of tokens that its product does not.
+        let unsound = joined && (!group.sound || self.weighs(node));
         let fixed = Group { fixed: true, sound: true, ..group.clone() };
         match self.accepts(&group) {
             true => Some(Group { sound: true, ..group }),
             false if unsound && self.accepts(&fixed) => Some(fixed),
             false if joined && self.grows(&group, node) => Some(Group { sound: false, ..group }),
-            false => unsound.then_some(group),
+            false => (unsound && !group.sound).then_some(group),
         }
+    }
+
+    /// Whether it is made with weighed rows, and gradients of weights.
+    fn weighs(&self, node: &Node) -> bool {
+        weighed(self.program).any(|(grad, _)| grad == node.result)
+    }
+
+    /// Whether an operation, and what is made with it, needs nothing but its operands' elements on this rank.
+    fn is_pointwise(&self, node: &Node) -> bool {
+        is_pointwise(&node.op) && !self.weighs(node)
     }
 
     /// An operation, and what is made with it.

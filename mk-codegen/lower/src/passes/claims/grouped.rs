@@ -229,8 +229,10 @@ fn gemm(
         (Some(param), _) => Rows::Given(param),
         (None, Some(i)) if i < before.len() => Rows::Made(before[i]),
         _ if Some(x) == claimed.dispatch => Rows::Dispatched,
-        _ if Some(x) == claimed.grads && grads.is_some() => Rows::Made(grads.unwrap_or_default()),
-        _ => return Err(refuse(claims, node, "its rows come from elsewhere")),
+        _ => match grads.filter(|_| Some(x) == claimed.grads) {
+            Some(made) => Rows::Made(made),
+            None => return Err(refuse(claims, node, "its rows come from elsewhere")),
+        },
     };
     let beside = |n: &NodeIndex| {
         g.graph[*n].kind == Kind::Factor && g.operands(*n).first() == Some(&x)

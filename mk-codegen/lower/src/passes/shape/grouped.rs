@@ -41,7 +41,7 @@ pub(in crate::passes) struct Route {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::passes) enum Rows {
     Given(Param),
-    /// What an earlier grouped GEMM made.
+    /// What an earlier grouped GEMM made, or what [`Grads`] made of it.
     Made(OpId),
     /// Tokens that were dispatched.
     Dispatched,

@@ -2,7 +2,7 @@
 
 use super::Rules;
 use crate::valid::touched::{Touched, area, of, plain, text};
-use mk_plan::{DotTile, Family, Operand};
+use mk_plan::{Access, DotTile, Expr, Family, Operand};
 
 impl Rules for DotTile {
     /// Each product is one element, of at most one row, and the row that all of a step are multiplied by, as long as
@@ -14,6 +14,11 @@ impl Rules for DotTile {
         };
         if times(Operand::Src) != times(Operand::Dst) {
             return Err("`src` is not there as often as `dst`".into());
+        }
+        // 0 is for rows that are not there in some launches.
+        let never = |a: &Access| matches!(a.when, Some(Expr::Const(..=0)));
+        if family.accesses.iter().any(|a| a.operand == Operand::Src && never(a)) {
+            return Err("`src` is never there".into());
         }
         let there = |operand: Operand| of(touched, operand).filter(|t| t.extents.is_some());
         for dst in there(Operand::Dst) {
