@@ -209,6 +209,11 @@ fn weights_behind_an_activation() {
     assert!(all.contains("dispatch(ids, capacity = R)"), "{all}");
     // Of matrices that are not trained, no rows have weights for their gradients.
     assert_eq!(of(layer, &[0, 2]).matches("weigh(gate)").count(), 1);
+    // Of any gradients no activation is saved, as of all of them.
+    for wanted in [&[0, 3, 4][..], &[2], &[2, 4], &[4]] {
+        let text = of(layer, wanted);
+        assert!(text.contains("-> swiglu"), "{wanted:?}: {text}");
+    }
     // Weights without gradients, or an activation that somebody else reads, take the other way.
     for (body, wanted) in [
         (layer.to_string(), &[0, 3, 4][..]),

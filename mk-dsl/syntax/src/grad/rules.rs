@@ -718,6 +718,7 @@ impl<'p> Walk<'p> {
                 let param = |i: &ValueId| i.index() < self.program.tensors().len();
                 of(self.saves.gathered) && node.inputs.iter().all(param)
             }
+            Op::Swiglu if self.is_made_again(node.result) => true,
             Op::Curve(_) | Op::Swiglu => {
                 // Not several of them in sequence: what is before the first is not there.
                 let before = node.inputs.first().and_then(|i| self.program.def(*i));

@@ -126,10 +126,24 @@ impl<'p> Walk<'p> {
         }
     }
 
-    /// The `combine` that alone reads a product, by weights that have gradients, and what the `swiglu` before the
-    /// product takes, if that product alone reads it: then its gradients are weighed behind the product. Not of
-    /// columns that ranks along another axis share.
+    /// The `combine` by weights that have gradients, and what the `swiglu` takes, on either side of a product: then its
+    /// gradients are weighed behind the product.
     fn weighed_behind(&self, product: ValueId) -> Option<(&'p Node, ValueId)> {
+        let (combine, x, h) = self.activated(product)?;
+        let needed = |of: ValueId| self.needed[of.index()];
+        (needed(combine.inputs[2]) && needed(x)).then_some((combine, h))
+    }
+
+    /// Whether an activation is what [`Walk::weighed_behind`] may make once more: whichever gradients are wanted, so
+    /// that forward saves as much for some of them as for all.
+    pub(super) fn is_made_again(&self, activation: ValueId) -> bool {
+        let mut nodes = self.program.nodes().iter();
+        nodes.any(|n| self.activated(n.result).is_some_and(|(_, x, _)| x == activation))
+    }
+
+    /// The `combine` that alone reads a product, the `swiglu` before it that this product alone reads, and what that
+    /// takes. Not of columns that ranks along another axis share.
+    fn activated(&self, product: ValueId) -> Option<(&'p Node, ValueId, ValueId)> {
         let Some(Def::Node(node)) = self.program.def(product) else { return None };
         let (Op::GroupedGemm { transposed: false }, &[x, w, ids]) = (node.op, &node.inputs[..])
         else {
@@ -148,12 +162,10 @@ impl<'p> Walk<'p> {
         };
         let h = *activation.inputs.first()?;
         let is = activation.op == Op::Swiglu
-            && self.needed[combine.inputs[2].index()]
-            && self.needed[x.index()]
             && !self.is_scaled(w)
             && [product, x].into_iter().all(|of| readers(of) == 1)
             && [product, x, w, h].into_iter().all(whole);
-        is.then_some((combine, h))
+        is.then_some((combine, x, h))
     }
 
     /// Backward of a product of rows of an activation `x` of `h`, whose results have weights: `d` are gradients of these
