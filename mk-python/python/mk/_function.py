@@ -66,7 +66,7 @@ class Train:
             return kind, i
         name = _mk._describe(forward)["results"][i][0]
         names = [n for n, _ in self._runner.program["results"]]
-        return kind, names.index(name) if name in names else i
+        return kind, names.index(name)
 
     def dtype(self, torch, parameter):
         return dtype(torch, self._runner.parameters[parameter])
