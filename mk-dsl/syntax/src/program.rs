@@ -468,8 +468,8 @@ pub enum Op {
     /// `[y: [R, N], ids: i32 or i64 [T, K], weights: f32 [T, K]] -> [R, N]`: each row times the weight of its token's
     /// slot, in f32.
     Weigh,
-    /// `[d: [R, N], ids: i32 or i64 [T, K], y: [R, N]] -> f32 [T, K]`: gradients of the weights of [`Op::Weigh`]. Of each
-    /// slot the product of its rows of `d` and `y`, accumulated in f32; 0 where it has no row.
+    /// `[d: [R, N], ids: i32 or i64 [T, K], y: [R, N]] -> f32 [T, K]`: gradients of the weights of [`Op::Weigh`]. Of
+    /// each slot the product of its rows of `d` and `y`, accumulated in f32; 0 where it has no row.
     WeighGrad,
     /// `[x] -> y`: `Partial` over `axis` becomes `Shard(dim)`.
     ReduceScatter {

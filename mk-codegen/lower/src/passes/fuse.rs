@@ -195,8 +195,14 @@ fn weighed(g: &mut OpGraph) {
         };
         let activations: Vec<_> = g.graph.neighbors(h).filter(is_activation).collect();
         let of = |n: NodeIndex| (g.graph[n].kind.clone(), g.operands(n));
-        let is_slots = |n: NodeIndex| matches!(of(n), (Kind::WeighGrad, x) if x[..2] == [u, ids] && activations.contains(&x[2]));
-        let is_weighed = |n: NodeIndex| matches!(of(n), (Kind::Weigh, x) if x[1..] == [ids, weights] && activations.contains(&x[0]));
+        let is_slots = |n: NodeIndex| {
+            let (kind, x) = of(n);
+            kind == Kind::WeighGrad && x[..2] == [u, ids] && activations.contains(&x[2])
+        };
+        let is_weighed = |n: NodeIndex| {
+            let (kind, x) = of(n);
+            kind == Kind::Weigh && x[1..] == [ids, weights] && activations.contains(&x[0])
+        };
         let of_rows: Vec<_> = g.graph.neighbors(u).filter(|n| *n != scaled).collect();
         let of_made = activations.iter().flat_map(|a| g.graph.neighbors(*a));
         let readers: Vec<_> = of_rows.iter().copied().chain(of_made).collect();

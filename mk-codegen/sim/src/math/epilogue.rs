@@ -85,7 +85,7 @@ fn slope_at(curve: Curve, x: f64) -> f64 {
     }
 }
 
-/// The slope of a curve. Further out than 100 it is what it is there, and what is infinite has one, too.
+/// The slope of a curve, its argument clamped to [-100, 100], so that infinite arguments have finite slopes.
 pub(in super::super) fn slope_of(curve: Curve, x: f32) -> f32 {
     slope_at(curve, f64::from(x).clamp(-100.0, 100.0)) as f32
 }

@@ -160,7 +160,7 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value> {
         return refuse("a weighted sum runs over its contributions");
     };
     let from = e.pitch_bytes(&f.name, src.buffer)?;
-    // Rows of another rank must be as long as the own ones; the own ones may be what they are.
+    // Another rank's rows are addressed by a pitch that all ranks share; own rows may have any.
     let width = match own(dst) {
         true => e.own_pitch_bytes(dst.buffer),
         false => e.pitch_bytes(&f.name, dst.buffer)?.to_string(),

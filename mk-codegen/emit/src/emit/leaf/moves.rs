@@ -61,7 +61,7 @@ pub(super) fn copy(e: &mut Emitter<'_>, s: Slice, (bulk, own): (bool, bool)) -> 
     let size = e.plan.buffers[src.buffer].dtype.size_bytes();
     let place = f.name.as_str();
     let from = e.own_pitch_bytes(src.buffer);
-    // Rows of another rank must be as long as the own ones; the own ones may be what they are.
+    // Another rank's rows are addressed by a pitch that all ranks share; own rows may have any.
     let to = if dst.rank == Expr::Var(Var::RANK) {
         e.own_pitch_bytes(dst.buffer)
     } else {

@@ -117,7 +117,7 @@ fn sums(e: &Emitter<'_>, s: Slice) -> Result<(Value, i32)> {
                 return EmitError::refuse(&f.name, what);
             }
         };
-        // Rows of another rank must be as long as the own ones; the own ones may be what they are.
+        // Another rank's rows are addressed by a pitch that all ranks share; own rows may have any.
         let (line, pitch, base) = if dst.rank == own {
             let line = e.own_pitch_bytes(dst.buffer);
             (line, e.row_pitch_bytes(dst), e.base(dst.buffer, "params.header.rank"))

@@ -71,7 +71,7 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value> {
     if [h, w, dst, weighted, sum].iter().any(|a| a.when != src.when) {
         return refuse("all of a gated row is there, or nothing");
     }
-    // So many of the last dimensions are whole; those before choose a row.
+    // Whether the last dimensions are taken whole, and one index of each dimension before them.
     let whole = |a: &Access, sizes: &[i32]| {
         let Some(front) = a.region.len().checked_sub(sizes.len()) else { return false };
         let all = |(d, n): (usize, &i32)| {
