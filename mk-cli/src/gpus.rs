@@ -10,7 +10,7 @@ use mk::{
     function::reserved_sms,
     runtime::{
         Error, World,
-        net::{Net, NetOptions},
+        net::{ArenaMemory, Net, NetOptions},
         transport::{Ordering, shaped::Shape},
     },
     settings::Config,
@@ -126,8 +126,8 @@ pub fn gpus(ranks: u32, without: &str) -> Result<World> {
 /// Memory of the host that a network takes for itself.
 const ARENA_BYTES: u64 = 1 << 20;
 
-/// The network that a kernel over nodes needs, with capacity for `binds` of it: threads of this process that copy. None
-/// for a kernel of one node.
+/// The network that a kernel over nodes needs, with capacity for `binds` of it: threads of this process that copy, or,
+/// where `MK_NET_MEMORY` puts arenas on GPUs, their copy engines. None for a kernel of one node.
 pub fn loopback(
     world: &World,
     kernel: &KernelSource,
@@ -137,7 +137,8 @@ pub fn loopback(
     let Some(layout) = &kernel.net else { return Ok(None) };
     let ordering = if layout.in_order { Ordering::InOrder } else { Ordering::Unordered };
     let arena_bytes = layout.bytes.saturating_mul(binds).saturating_add(ARENA_BYTES);
-    let options = NetOptions { arena_bytes, shape, ..NetOptions::default() };
+    let memory = ArenaMemory::asked()?;
+    let options = NetOptions { arena_bytes, memory, shape, ..NetOptions::default() };
     Ok(Some(Net::loopback(world, ordering, &options)?))
 }
 

@@ -8,7 +8,7 @@ use crate::{
     output::{all_writable, detail, print, say, write_file},
     pipeline::{Loaded, no_mesh, open},
     progress::Progress,
-    run::Verdict,
+    run::{Link, Verdict, shape},
     tune::model,
 };
 use mk::{
@@ -16,7 +16,7 @@ use mk::{
     abi::count,
     check,
     emit::Options,
-    runtime::{InstanceOptions, World, bench, net::Net, transport::shaped::Shape},
+    runtime::{InstanceOptions, World, bench, net::Net},
     trace::{self, Trace},
     tune::timeline,
 };
@@ -54,6 +54,9 @@ pub struct Args {
     /// Figures of the machine for the prediction, as `mk probe` writes them [default: those of this GPU, or of an H200]
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
+    /// Slow the network between nodes down to a rate, a latency, or both: 50GB/s,5us
+    #[arg(long, value_name = "RATE,LATENCY")]
+    shape_link: Option<Link>,
     /// Also time the kernel without tracing, in N rounds with each in turn
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     cost: Option<u32>,
@@ -100,7 +103,7 @@ pub fn run(args: &Args) -> Result<()> {
     let case = Case { program: &pipeline.program, bound: &pipeline.bound, ranks: ranks as usize };
     let kernel = loaded.kernel(Options { trace: true })?;
     // With `--cost` a second kernel is bound beside this one.
-    let net = loopback(&world, &kernel, Shape::default(), 2)?;
+    let net = loopback(&world, &kernel, shape(args.shape_link.as_ref()), 2)?;
     let mut traced = bind(args, &world, case, &kernel, &net)?;
     let progress = Progress::new(format!("running {} on GPUs", count(ranks, "rank")));
     let mut verdict = Verdict::new(case, pipeline.places(&loaded.plan)?, ranks as usize);

@@ -8,6 +8,7 @@ mod npy;
 mod verdict;
 
 pub use args::Args;
+pub use link::{Link, shape};
 pub use verdict::Verdict;
 
 use crate::{

@@ -161,7 +161,7 @@ impl Net {
         match Net::kept(world) {
             Some(net) => Ok(net),
             None => {
-                let memory = if env::net_on_gpus()? { ArenaMemory::Gpu } else { ArenaMemory::Host };
+                let memory = ArenaMemory::asked()?;
                 let usual = NetOptions::default();
                 let arena_bytes = env::net_bytes()?.unwrap_or(usual.arena_bytes);
                 let flush = Flush::asked()?;

@@ -1,6 +1,7 @@
 //! What a network is made of.
 
 use crate::transport::{Flush, shaped::Shape};
+use crate::{Result, env};
 use std::time::Duration;
 
 /// How long processes wait for each other where the caller gives no time.
@@ -15,6 +16,16 @@ pub enum ArenaMemory {
     /// Memory of each rank's GPU. Refused where the network cannot reach it, or the GPU might see a word before its
     /// data.
     Gpu,
+}
+
+impl ArenaMemory {
+    /// What `MK_NET_MEMORY` asks for; pinned memory of the host where it says nothing.
+    ///
+    /// # Errors
+    /// [`Error::Variable`](crate::Error::Variable) for another value than `host` and `gpu`.
+    pub fn asked() -> Result<ArenaMemory> {
+        Ok(if env::net_on_gpus()? { ArenaMemory::Gpu } else { ArenaMemory::Host })
+    }
 }
 
 /// Of what a [`Net`](super::Net) is made.
