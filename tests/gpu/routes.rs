@@ -1,16 +1,23 @@
-//! Many launches of the layer of experts, each with another routing: tables that kernels leave behind, tokens that travel, and bits.
+//! Many launches of the layer of experts and of its gradients, each with another routing: tables that kernels leave
+//! behind, tokens that travel, and bits.
 
 use crate::{
-    experts::{FORMS, Kernel, LAYER, kernel_on, options},
+    experts::{FORMS, Kernel, LAYER, WEIGHED, WEIGHTS, kernel_on, options},
     rig::{alone, in_parallel},
     shared_world,
 };
 use mk::{
     abi::{DType, TensorDirection},
     plan::{RoutePart, Routing},
-    runtime::{DeviceTensor, Instance, RankTensors, Stream, TensorRef},
+    runtime::{DeviceTensor, Instance, RankTensors, Stream, TensorRef, World},
 };
 use mk_harness::{Case, Held, gpu::Session};
+
+/// Gradients of experts' matrices.
+const MATRICES: &str =
+    "fn matrices(ids: i32[T, K] @ shard(0), a: bf16[R, F] @ shard(0), b: bf16[R, H] @ shard(0)) {
+    a -> ragged(ids) -> grouped_wgrad(b, experts = E)
+}";
 
 /// Columns of a token.
 const WIDE: usize = 136;
@@ -78,6 +85,25 @@ impl Sizes {
         }
     }
 
+    /// Bits of all results, but for rows of experts that no token is.
+    fn bits_of_rows(&self, held: Vec<Held>) -> Vec<Vec<u32>> {
+        let ids = held.iter().filter(|h| h.input && h.name == "ids");
+        let ids: Vec<i32> = ids.flat_map(|h| h.values.iter().map(|x| *x as i32)).collect();
+        let (own, rows) = (self.all[2] as usize / self.ranks, self.all[3] as usize * 128);
+        let of = |h: Held| {
+            let mut there = vec![h.shape.first() != Some(&(rows as u64)); h.shape[0] as usize];
+            let mut first = 0;
+            for n in self.routing(&ids).table(RoutePart::Counts, h.rank, own) {
+                there.iter_mut().skip(first).take(n as usize).for_each(|there| *there = true);
+                first += (n as usize).next_multiple_of(128);
+            }
+            let columns = (h.values.len() / there.len().max(1)).max(1);
+            let rows = h.values.chunks(columns).zip(there).filter(|(_, there)| *there);
+            rows.flat_map(|(row, _)| row.iter().map(|x| x.to_bits())).collect()
+        };
+        held.into_iter().filter(|h| !h.input).map(of).collect()
+    }
+
     /// Tokens of other ranks that a rank has an expert of, once each.
     fn travelling(&self, rank: usize, ids: &[i32]) -> Vec<bool> {
         let wanted = self.routing(ids).table(RoutePart::Wanted, rank, self.ranks * self.room());
@@ -98,46 +124,99 @@ fn sorted(held: impl Iterator<Item = Held>) -> (Vec<i32>, Vec<Vec<u32>>) {
     (ids, results)
 }
 
+/// Worlds that share GPUs, with sizes for them; none where there is no GPU.
+fn worlds(test: &str) -> Option<Vec<(World, Sizes)>> {
+    let each = [(1u64, 8, 16), (2, 2, 8), (3, 3, 9), (4, 8, 32), (8, 2, 16)];
+    let world = |(ranks, slots, experts): (u64, u64, u64)| {
+        let world = shared_world(test, ranks as usize)?;
+        let (tokens, own) = (70 * ranks + 1, experts / ranks);
+        let blocks = tokens * slots.min(own) / 128 + own + 1;
+        Some((world, Sizes { ranks: ranks as usize, all: [tokens, slots, experts, blocks] }))
+    };
+    each.into_iter().map(world).collect()
+}
+
+/// Two kernels of a text with other CTAs, for each world.
+fn two_of_each<'c>(
+    text: &str,
+    cases: &'c [(World, Sizes)],
+) -> Vec<(&'c (World, Sizes), Vec<Kernel>)> {
+    let each: Vec<_> = cases.iter().flat_map(|case| [(case, 0), (case, 3)]).collect();
+    let mut kernels =
+        in_parallel(&each, |((world, s), free)| kernel_on(text, world, s.all, *free)).into_iter();
+    cases.iter().map(|case| (case, kernels.by_ref().take(2).collect())).collect()
+}
+
+/// The second with delays.
+fn sessions<'k>(kernels: &'k [Kernel], world: &World, ranks: usize) -> Vec<Session<'k>> {
+    let session = |(k, chaos): (&'k Kernel, u64)| {
+        let case = Case { program: &k.program, bound: &k.bound, ranks };
+        let s = Session::bind(world, case, &k.source, &k.compiled, &options(chaos), 5);
+        s.unwrap_or_else(|e| panic!("{e}"))
+    };
+    kernels.iter().zip([0, 20]).map(session).collect()
+}
+
+/// Launches, captured from the second launch on, and gives what ranks hold then.
+fn launched(s: &mut Session<'_>, launch: u64, what: &str) -> Vec<Held> {
+    s.route(FORMS[launch as usize % FORMS.len()]);
+    let mut step = || {
+        s.fill(launch)?;
+        if launch == 2 {
+            s.capture()?;
+        }
+        s.launch()?;
+        s.held().collect::<Result<Vec<_>, _>>()
+    };
+    step().unwrap_or_else(|e| panic!("{what}: {e}"))
+}
+
+fn accepted(sessions: &[Session<'_>], what: &str) {
+    for s in sessions {
+        let tolerance = s.tolerance().unwrap_or_else(|e| panic!("{e}"));
+        for norms in s.norms().unwrap_or_else(|e| panic!("{e}")) {
+            assert!(tolerance.accepts(&norms), "{what}: {}", tolerance.beside(&norms));
+        }
+    }
+}
+
+/// Gradients of rows, weights and matrices: captured, with delays, on other CTAs the same bits.
+#[test]
+fn two_hundred_gradients() {
+    let _gpus = alone();
+    let Some(cases) = worlds("two_hundred_gradients") else { return };
+    for text in [WEIGHED, WEIGHTS, MATRICES] {
+        for ((world, sizes), kernels) in two_of_each(text, &cases) {
+            let ranks = sizes.ranks;
+            let mut sessions = sessions(&kernels, world, ranks);
+            let name = kernels[0].program.name();
+            for launch in 1..=LAUNCHES {
+                let what = format!("{name} on {ranks} ranks, launch {launch}");
+                let mut held = sessions.iter_mut().map(|s| launched(s, launch, &what));
+                let bits: Vec<_> = held.by_ref().map(|held| sizes.bits_of_rows(held)).collect();
+                assert!(bits[0] == bits[1], "{what}: other CTAs change the result");
+                if launch % 50 == 1 {
+                    accepted(&sessions, &what);
+                }
+            }
+            println!("ok {LAUNCHES} launches of {name} on {ranks} ranks");
+        }
+    }
+}
+
 /// Two kernels with other CTAs, launched side by side: captured, with delays, no memory reset between launches.
 #[test]
 fn two_hundred_routings() {
     let _gpus = alone();
-    let mut cases = Vec::new();
-    for (ranks, slots, experts) in [(1u64, 8, 16), (2, 2, 8), (3, 3, 9), (4, 8, 32), (8, 2, 16)] {
-        let world = shared_world("two_hundred_routings", ranks as usize);
-        let Some(world) = world else { return };
-        let (tokens, own) = (70 * ranks + 1, experts / ranks);
-        let blocks = tokens * slots.min(own) / 128 + own + 1;
-        let sizes = Sizes { ranks: ranks as usize, all: [tokens, slots, experts, blocks] };
-        cases.push((world.clone(), sizes, 0));
-        cases.push((world, sizes, 3));
-    }
-    let kernels = in_parallel(&cases, |(world, s, free)| kernel_on(LAYER, world, s.all, *free));
-    for (two, kernels) in cases.chunks(2).zip(kernels.chunks(2)) {
-        let (world, sizes, _) = &two[0];
+    let Some(cases) = worlds("two_hundred_routings") else { return };
+    for ((world, sizes), kernels) in two_of_each(LAYER, &cases) {
         let ranks = sizes.ranks;
-        let mut sessions: Vec<Session<'_>> = Vec::new();
-        for (k, chaos) in kernels.iter().zip([0, 20]) {
-            let case = Case { program: &k.program, bound: &k.bound, ranks };
-            let s = Session::bind(world, case, &k.source, &k.compiled, &options(chaos), 5);
-            sessions.push(s.unwrap_or_else(|e| panic!("{e}")));
-        }
+        let mut sessions = sessions(&kernels, world, ranks);
         for launch in 1..=LAUNCHES {
-            let form = FORMS[launch as usize % FORMS.len()];
-            let what = format!("{ranks} ranks, launch {launch}, {form}");
+            let what = format!("{ranks} ranks, launch {launch}");
             let mut bits = Vec::new();
-            for (s, k) in sessions.iter_mut().zip(kernels) {
-                s.route(form);
-                let mut step = || {
-                    s.fill(launch)?;
-                    if launch == 2 {
-                        s.capture()?;
-                    }
-                    s.launch()
-                };
-                step().unwrap_or_else(|e| panic!("{what}: {e}"));
-                let held: Result<Vec<_>, _> = s.held().collect();
-                let (ids, results) = sorted(held.unwrap_or_else(|e| panic!("{e}")).into_iter());
+            for (s, k) in sessions.iter_mut().zip(&kernels) {
+                let (ids, results) = sorted(launched(s, launch, &what).into_iter());
                 bits.push(results);
                 for rank in 0..ranks {
                     let instance = s.instance();
@@ -160,12 +239,7 @@ fn two_hundred_routings() {
             }
             assert!(bits[0] == bits[1], "{what}: other CTAs change the result");
             if launch % 50 == 1 {
-                for s in &sessions {
-                    let tolerance = s.tolerance().unwrap_or_else(|e| panic!("{e}"));
-                    for norms in s.norms().unwrap_or_else(|e| panic!("{e}")) {
-                        assert!(tolerance.accepts(&norms), "{what}: {}", tolerance.beside(&norms));
-                    }
-                }
+                accepted(&sessions, &what);
             }
         }
         println!("ok {LAUNCHES} launches on {ranks} ranks");
