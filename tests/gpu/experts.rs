@@ -31,16 +31,19 @@ const DISPATCH: &str = "fn dispatched(x: bf16[T, H] @ shard(0), ids: i64[T, K] @
     dispatch(x, ids, capacity = R) -> grouped_gemm(w)
 }";
 /// What a layer's backward begins with, and gradients of its weights.
-const WEIGHTED: &str = "fn weighted(dy: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0), w2: bf16[E, F, H] @ shard(0), h: bf16[R, 2, F] @ shard(0)) {
+const WEIGHTED: &str = "fn weighted(dy: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0),
+    gate: f32[T, K] @ shard(0), w2: bf16[E, F, H] @ shard(0), h: bf16[R, 2, F] @ shard(0)) {
     let rows = dispatch(dy, ids, gate, capacity = R);
     (rows -> grouped_gemm(w2.t) -> swiglu_grad(h), rows)
 }";
-pub const WEIGHTS: &str = "fn weights(a: bf16[R, F] @ shard(0), ids: i64[T, K] @ shard(0), dy: bf16[T, H] @ shard(0), w2: bf16[E, F, H] @ shard(0)) {
+pub const WEIGHTS: &str = "fn weights(a: bf16[R, F] @ shard(0), ids: i64[T, K] @ shard(0),
+    dy: bf16[T, H] @ shard(0), w2: bf16[E, F, H] @ shard(0)) {
     ragged(a, ids) -> grouped_gemm(w2) -> combine_grad(dy)
 }";
 
 /// The same in one kernel, with weights behind the activation.
-pub const WEIGHED: &str = "fn weighed(dy: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0), w2: bf16[E, F, H] @ shard(0), h: bf16[R, 2, F] @ shard(0)) {
+pub const WEIGHED: &str = "fn weighed(dy: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0),
+    gate: f32[T, K] @ shard(0), w2: bf16[E, F, H] @ shard(0), h: bf16[R, 2, F] @ shard(0)) {
     let rows = dispatch(dy, ids, capacity = R);
     let u = rows -> grouped_gemm(w2.t);
     let a = h -> swiglu;
