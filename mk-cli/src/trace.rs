@@ -89,6 +89,12 @@ pub fn run(args: &Args) -> Result<()> {
             "give the pipeline that it was made from",
         ));
     }
+    if args.shape_link.is_some() && opened.nodes(&options) < 2 {
+        return Err(Failure::usage(
+            "`--shape-link` is of the network between nodes, and there is one",
+            "say how many by `--nodes N`",
+        ));
+    }
     let ranks = opened.ranks(&options);
     let without = "`mk explain --svg FILE` draws what is predicted, without a GPU";
     let world = args.gpus.nodes(ranks, options.nodes.unwrap_or(1), without)?;

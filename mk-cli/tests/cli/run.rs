@@ -137,4 +137,7 @@ fn options_of_another_device() {
     mk(&over("ofi")).fails(1, &["are joined by `loopback`", "= help: use `--transport loopback`"]);
     mk(&over("loopback")).fails(1, &["error: ", "= help: use `--device cpu`"]);
     mk(&["trace", MK, "--ranks", "64", "--nodes", "2"]).fails(1, &["error: ", "= help: "]);
+    let alone =
+        ["`--shape-link` is of the network between nodes", "= help: say how many by `--nodes N`"];
+    mk(&["trace", MK, "--shape-link", "50GB/s,5us"]).fails(1, &alone);
 }
