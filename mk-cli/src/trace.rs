@@ -64,7 +64,12 @@ pub struct Args {
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Bound on every wait inside the kernel
-    #[arg(long, value_name = "N", default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(1..=86_400_000))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 30_000,
+        value_parser = clap::value_parser!(u64).range(1..=86_400_000)
+    )]
     wait_limit_ms: u64,
 }
 

@@ -204,6 +204,29 @@ fn two_hundred_gradients() {
     }
 }
 
+/// Rows that tokens are differ where one bit does; those of none may.
+#[test]
+fn rows_of_no_token_are_not_compared() {
+    // One expert, which two of the two blocks' rows belong to.
+    let sizes = Sizes { ranks: 1, all: [2, 1, 1, 2] };
+    let of = |name: &str, input, shape: &[u64], values| Held {
+        name: name.into(),
+        rank: 0,
+        input,
+        shape: shape.to_vec(),
+        dtype: DType::F32,
+        values,
+    };
+    let bits = |changed: usize| {
+        let mut rows = vec![1.0; 512];
+        rows[changed] = 2.0;
+        let ids = of("ids", true, &[2, 1], vec![0.0; 2]);
+        sizes.bits_of_rows(vec![ids, of("rows", false, &[256, 2], rows)])
+    };
+    assert_eq!(bits(4), bits(511));
+    assert_ne!(bits(3), bits(511));
+}
+
 /// Two kernels with other CTAs, launched side by side: captured, with delays, no memory reset between launches.
 #[test]
 fn two_hundred_routings() {

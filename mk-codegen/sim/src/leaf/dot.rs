@@ -17,7 +17,7 @@ impl Compute for DotTile {
             if self.plain {
                 let element = src.map_or(Some(&0.0), |src| src.first());
                 let Some(element) = element.filter(|_| src.is_none_or(|src| src.len() == 1)) else {
-                    return Err(misfit("what is picked is not one element"));
+                    return Err(misfit("one element is picked at a time"));
                 };
                 list.push((region, vec![*element]));
                 continue;

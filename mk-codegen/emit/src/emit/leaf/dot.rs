@@ -86,7 +86,7 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value> {
     };
     if plain {
         if src.region.iter().any(|(_, n)| *n != Expr::Const(1)) || dst.each != src.each {
-            return refuse("what is picked is one element");
+            return refuse("one element is picked at a time");
         }
     } else if [src, w].iter().any(|a| whole(a) != Some(columns)) {
         return refuse("a product is of whole rows, one at a time");

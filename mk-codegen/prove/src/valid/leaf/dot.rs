@@ -31,7 +31,7 @@ impl Rules for DotTile {
             if self.plain {
                 if let Some(src) = src.filter(|src| area(src) != 1) {
                     let n = text(src.extents.unwrap_or_default());
-                    return Err(format!("`src` is {n}: what is picked is one element"));
+                    return Err(format!("`src` is {n}: one element is picked at a time"));
                 }
                 continue;
             }
