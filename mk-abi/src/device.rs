@@ -131,8 +131,10 @@ device_struct! {
         engines: u32 @ 8,
         /// Commands that the kernel has put into its fifo, modulo 2^32.
         issued: u32 @ 12,
+        /// When a waiting lane last looked at what the host says.
+        looked: u32 @ 16,
         /// Unused, 0.
-        reserved: u32[508] @ 16,
+        reserved: u32[507] @ 20,
         /// Launches that each CTA has completed.
         epoch: u32[512] @ 2048,
     }

@@ -46,7 +46,7 @@ MK_DEVICE void net_issue(const Context& ctx, NetIssuer& issuer, const NetTask& t
       if (ctx.aborted()) return;
       const u64 waited_ns = globaltimer_ns() - begin;
       u32 abort = ld_relaxed_sys(&ctx.sym_header(ctx.header.rank)->abort);
-      if (abort == 0) abort = heed_host(ctx);
+      if (abort == 0) abort = heed_host_in_turn(ctx, begin + waited_ns);
       if (abort == 0 && waited_ns < ctx.header.wait_limit_ns) continue;
       give_up(ctx, Fault{abort != 0 ? FaultKind::PeerAborted : FaultKind::FifoFull, Edges::fifo, expected, issuer.taken, task.task,
                          abort != 0 ? abort - 1 : task.peer, waited_ns, 0});
@@ -86,16 +86,23 @@ MK_DEVICE bool wait_net(const Context& ctx, u32 word, u32 expected, WaitSite sit
 }
 
 // Waits until another node has entered this launch, by the word that stands for it, and compares the hash that came before the word from the rank of
-// the same place there.
+// the same place there. A thread asks once for each: see `wait_entered`.
 template <u32 kEdge, Reader kReader>
 MK_DEVICE bool wait_node(const Context& ctx, u32 node, u32 tile) {
   const u32 peer = ctx.rail_rank(node);
+  if ((ctx.seen >> peer & 1) != 0) {
+    if constexpr (kReader == Reader::Async) fence_proxy_async_global();
+    return !ctx.aborted();
+  }
   const bool ok = wait_word<kEdge, Scope::Sys, true, kNetNapNs>(ctx, ctx.net_word(kEnteredNode + node), ctx.epoch(), WaitSite{tile, peer});
   if constexpr (kReader == Reader::Async) fence_proxy_async_global();
   if (!ok) return false;
   const u32 slot = (ctx.epoch() & 1) * ctx.header.world + peer;
   const u32 theirs = ld_relaxed_sys(reinterpret_cast<const u32*>(ctx.header.net + kNetHashes) + slot);
-  if (theirs == ctx.header.launch_hash) return true;
+  if (theirs == ctx.header.launch_hash) {
+    ctx.seen |= u64{1} << peer;
+    return true;
+  }
   give_up(ctx, Fault{FaultKind::PlanMismatch, kEdge, ctx.header.launch_hash, theirs, tile, peer, 0, kEnteredNode + node});
   return false;
 }

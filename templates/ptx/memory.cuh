@@ -54,6 +54,11 @@ MK_DEVICE u32 atom_or_gpu(u32* p, u32 v) {
   asm volatile("atom.relaxed.gpu.global.or.b32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
   return old;
 }
+MK_DEVICE u32 atom_cas_gpu(u32* p, u32 compare, u32 value) {
+  u32 old;
+  asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;" : "=r"(old) : "l"(p), "r"(compare), "r"(value) : "memory");
+  return old;
+}
 MK_DEVICE void red_add_gpu(u32* p, u32 v) {
   asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }

@@ -24,7 +24,7 @@ MK_DEVICE void record_fault(const Context& ctx, const Fault& fault) {
   volatile FaultRecord* out = record;
   out->kind = static_cast<u32>(fault.kind);
   out->rank = ctx.header.rank;
-  out->cta = blockIdx.x;
+  out->cta = cta_index();
   out->edge = fault.edge;
   out->epoch = ctx.read_past() + 1;
   out->expected = fault.expected;
@@ -48,6 +48,14 @@ MK_DEVICE u32 heed_host(const Context& ctx) {
   const u32 abort = ld_relaxed_sys(&reinterpret_cast<FaultRecord*>(ctx.header.fault)->abort);
   if (abort != 0) st_relaxed_sys(&ctx.sym_header(ctx.header.rank)->abort, abort);
   return abort;
+}
+
+// The same by one lane of the grid for every 2^16 ns: a grid of lanes that wait would fill PCIe with their looks, and hold up whatever
+// else goes over it, copies that the wait is for among them.
+MK_DEVICE u32 heed_host_in_turn(const Context& ctx, u64 now_ns) {
+  u32* looked = &ctx.control()->looked;
+  const u32 last = ld_relaxed_sys(looked), now = static_cast<u32>(now_ns >> 16);
+  return last == now || atom_cas_gpu(looked, last, now) != last ? 0 : heed_host(ctx);
 }
 
 // Marks this CTA; the first fault in it counts.

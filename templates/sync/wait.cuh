@@ -47,7 +47,7 @@ MK_DEVICE bool wait_word(const Context& ctx, const u32* word, u32 expected, Wait
     bool entry = kEntry || entered < ctx.end_rank();
     u32 abort = ld_relaxed_sys(&ctx.sym_header(rank)->abort);
     const bool looks = polls / kPollsPerCheck % kChecksPerHostCheck == 0;
-    if (abort == 0 && looks) abort = heed_host(ctx);
+    if (abort == 0 && looks) abort = heed_host_in_turn(ctx, now);
     if constexpr (kRail > 1) {
       while (looks && nodes < kRail && (nodes == ctx.rail_place() || reached(ld_relaxed_sys(ctx.net_word(kEnteredNode + nodes)), ctx.epoch()))) {
         ++nodes;

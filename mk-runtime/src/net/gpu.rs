@@ -3,7 +3,7 @@
 
 use crate::driver::{Context, can_access_peer, cu, ledger::between_launches};
 use crate::mem::DeviceBuffer;
-use crate::transport::{CopyEngine, Dmabuf, Gpu, NetMemory, TransportError};
+use crate::transport::{CopyEngine, Dmabuf, Gpu, NetMemory, Piece, TransportError};
 use crate::world::World;
 use crate::{Error, Result};
 use cudarc::driver::sys;
@@ -16,11 +16,16 @@ const PAGE: u64 = 64 << 10;
 /// Streams that copy; one more sets words.
 const COPIES: usize = 4;
 
+/// Most operations of a batch (CUDA's limit).
+const WORDS_AT_ONCE: usize = 256;
+
 /// Memory of a rank's GPU that can be an arena, zeroed. A transport that cannot reach it refuses it with the reason
 /// ([`register`](crate::transport::Transport::register)); pinned memory of the host serves then.
 #[derive(Debug)]
 pub struct GpuArena {
     streams: Streams,
+    /// GPUs of this process whose memory it reaches, its own among them.
+    reached: Vec<i32>,
     turn: AtomicUsize,
     buffer: DeviceBuffer,
     base: u64,
@@ -101,16 +106,21 @@ impl GpuArena {
         let buffer = DeviceBuffer::zeroed(world, rank, bytes + PAGE)?;
         let base = buffer.ptr().next_multiple_of(PAGE);
         let context = world.context(rank)?;
+        let mut reached = Vec::new();
         for other in world.local_ranks() {
-            reach(context, world.context(other)?)?;
+            let other = world.context(other)?;
+            if reach(context, other)? {
+                reached.push(other.ordinal());
+            }
         }
         let streams = Streams::new(context)?;
-        let arena = GpuArena { streams, turn: AtomicUsize::new(0), buffer, base, bytes };
+        let arena = GpuArena { streams, reached, turn: AtomicUsize::new(0), buffer, base, bytes };
         // What the driver makes at the first use of a stream is made before a kernel runs.
         for _ in 0..COPIES {
-            let (zero, at) = ([0; 8], arena.base());
+            let (zero, to) = ([0; 8], arena.base());
+            let piece = Piece { from: zero.as_ptr(), to, bytes: 8 };
             // SAFETY: inside, and nobody's yet.
-            unsafe { arena.moved(zero.as_ptr(), at, 8, Some((at, 0))) }?;
+            unsafe { arena.moved(&[piece], &[(to, 0), (to, 0)]) }?;
         }
         // SAFETY: as above.
         unsafe { arena.word(arena.base(), 0) }?;
@@ -125,8 +135,9 @@ impl GpuArena {
     pub fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
         self.inside(at, out.len())?;
         let from = self.base().wrapping_add(at as usize);
+        let piece = Piece { from, to: out.as_mut_ptr(), bytes: out.len() as u64 };
         // SAFETY: inside, and `out` has as many bytes.
-        unsafe { self.moved(from, out.as_mut_ptr(), out.len() as u64, None) }
+        unsafe { self.moved(&[piece], &[]) }
     }
 
     /// Copies bytes of the host into it, and waits.
@@ -136,8 +147,9 @@ impl GpuArena {
     pub fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
         self.inside(at, bytes.len())?;
         let to = self.base().wrapping_add(at as usize);
+        let piece = Piece { from: bytes.as_ptr(), to, bytes: bytes.len() as u64 };
         // SAFETY: inside, and `bytes` has as many.
-        unsafe { self.moved(bytes.as_ptr(), to, bytes.len() as u64, None) }
+        unsafe { self.moved(&[piece], &[]) }
     }
 
     /// Fills bytes, and waits.
@@ -176,26 +188,22 @@ impl GpuArena {
     }
 
     /// # Safety
-    /// As [`CopyEngine::pull`].
-    unsafe fn moved(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        bytes: u64,
-        word: Option<(*mut u8, u32)>,
-    ) -> Result<()> {
+    /// As [`CopyEngine::copy`].
+    unsafe fn moved(&self, pieces: &[Piece], words: &[(*mut u8, u32)]) -> Result<()> {
         let which = self.turn();
         self.streams.enqueue(which, |device, stream| {
-            if bytes > 0 {
+            for Piece { from, to, bytes } in pieces.iter().filter(|p| p.bytes > 0) {
+                let (from, to, bytes) = (*from as u64, *to as u64, *bytes as usize);
                 // SAFETY: the caller's. With unified addressing an address says where it is.
-                unsafe {
-                    cu!(device, cuMemcpyAsync(to as u64, from as u64, bytes as usize, stream))
-                }?;
+                unsafe { cu!(device, cuMemcpyAsync(to, from, bytes, stream)) }?;
             }
-            // SAFETY: the caller's. Without a flag, behind a barrier of memory.
-            word.map_or(Ok(()), |(at, value)| unsafe {
-                cu!(device, cuStreamWriteValue32_v2(stream, at as u64, value, 0))
-            })
+            for words in words.chunks(WORDS_AT_ONCE) {
+                let mut all: Vec<_> = words.iter().map(|(at, value)| write(*at, *value)).collect();
+                let (n, first) = (all.len() as u32, all.as_mut_ptr());
+                // SAFETY: the caller's. Without a flag, each is behind a barrier of memory.
+                unsafe { cu!(device, cuStreamBatchMemOp_v2(stream, n, first, 0)) }?;
+            }
+            Ok(())
         })?;
         self.streams.wait(which)
     }
@@ -211,15 +219,13 @@ impl GpuArena {
 }
 
 impl CopyEngine for GpuArena {
-    unsafe fn pull(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        bytes: u64,
-        word: Option<(*mut u8, u32)>,
-    ) -> Result<(), String> {
+    fn reaches(&self, other: &Gpu) -> bool {
+        self.reached.contains(&other.ordinal)
+    }
+
+    unsafe fn copy(&self, pieces: &[Piece], words: &[(*mut u8, u32)]) -> Result<(), String> {
         // SAFETY: the caller's.
-        unsafe { self.moved(from, to, bytes, word) }.map_err(|e| e.to_string())
+        unsafe { self.moved(pieces, words) }.map_err(|e| e.to_string())
     }
 
     unsafe fn set(&self, word: *mut u8, value: u32) -> Result<(), String> {
@@ -232,18 +238,33 @@ impl CopyEngine for GpuArena {
     }
 }
 
-/// Lets a GPU reach another's memory, where it can; otherwise copies go by way of the host.
-fn reach(from: &Context, to: &Context) -> Result<()> {
-    if from.ordinal() == to.ordinal() || !can_access_peer(from.ordinal(), to.ordinal())? {
-        return Ok(());
+/// Sets a word, as an operation of a stream.
+fn write(at: *mut u8, value: u32) -> sys::CUstreamBatchMemOpParams {
+    let operation = sys::CUstreamBatchMemOpType_enum::CU_STREAM_MEM_OP_WRITE_VALUE_32;
+    // SAFETY: integers and addresses, which may be 0.
+    let mut op: sys::CUstreamBatchMemOpParams = unsafe { std::mem::zeroed() };
+    op.writeValue.operation = operation;
+    op.writeValue.address = at as u64;
+    op.writeValue.__bindgen_anon_1.value = value;
+    op
+}
+
+/// Lets a GPU reach another's memory, if it can; otherwise copies go by way of the host.
+fn reach(from: &Context, to: &Context) -> Result<bool> {
+    if from.ordinal() == to.ordinal() {
+        return Ok(true);
+    }
+    if !can_access_peer(from.ordinal(), to.ordinal())? {
+        return Ok(false);
     }
     let _quiet = between_launches();
     let _in = from.enter()?;
     // SAFETY: a live context; its own is current.
     let status = unsafe { sys::cuCtxEnablePeerAccess(to.raw(), 0) };
     match status {
-        sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
-        _ => crate::driver::check(status, "cuCtxEnablePeerAccess", Some(from.ordinal())),
+        sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(true),
+        _ => crate::driver::check(status, "cuCtxEnablePeerAccess", Some(from.ordinal()))
+            .map(|()| true),
     }
 }
 

@@ -1,15 +1,16 @@
 //! Transport `loopback`: ranks of one process, and threads of the host that copy between their arenas, as cards would.
-//! Arenas in memory of GPUs are copied by the receiving GPU's copy engines. Copies inside one GPU stand still while a
+//! Arenas in memory of GPUs are copied by the sending GPU's copy engines. Copies inside one GPU stand still while a
 //! kernel fills it, so that peers on one GPU are refused.
 //!
 //! A [`LoopbackNetwork`] has an end for each rank and a few copying threads. In order, a lane belongs to one thread;
-//! unordered, writes go to the threads by turns, and overtake each other. A copy holds both arenas, so that an arena
+//! unordered, writes go to the threads by turns, and overtake each other. Copy engines get all of a rank's writes from
+//! one thread, those that wait at once: pieces that touch become one copy, and words follow all of them. A copy holds both arenas, so that an arena
 //! that is closed is not written any more.
 
 use super::card::{ConnectionCard, Key, Kind};
 use super::{
-    Caps, Event, Flush, NetMemory, Notify, Ordering, Posted, Transport, TransportError, Write,
-    check_write, memory,
+    Caps, CopyEngine, Event, Flush, NetMemory, Notify, Ordering, Piece, Posted, Transport,
+    TransportError, Write, check_write, memory,
 };
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -17,6 +18,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+/// Most writes that a thread takes at once.
+const BATCH: usize = 64;
 
 /// Of what a [`LoopbackNetwork`] is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +98,7 @@ impl LoopbackNetwork {
             let (sender, receiver) = channel();
             let ends = ends.clone();
             let thread = std::thread::Builder::new().name(format!("mk-loopback-{i}"));
-            let thread = thread.spawn(move || copy_all(&receiver, &ends));
+            let thread = thread.spawn(move || copy_all(&receiver, &ends, options.ordering));
             running.push(thread.map_err(|e| state(format!("no thread: {e}")))?);
             jobs.push(sender);
         }
@@ -262,8 +266,11 @@ impl Transport for Loopback {
             memory::settle(&*self.arena()?.memory)?;
             self.raised = 0..0;
         }
+        let engine = self.arena()?.memory.copy_engine().is_some();
         let jobs = locked(&self.wires.jobs);
         let thread = match self.caps.ordering {
+            // A driver takes one thread's copies at a time, and many at once cost it as little as one.
+            _ if engine => self.rank as usize,
             // Lanes of several ranks to threads of their own, where there are as many.
             Ordering::InOrder => {
                 let before = (self.rank as usize).wrapping_mul(self.caps.lanes as usize);
@@ -329,19 +336,22 @@ impl Drop for Loopback {
     }
 }
 
-fn copy_all(jobs: &Receiver<Job>, ends: &[End]) {
-    for job in jobs {
-        let Job { from, key, write } = job;
-        let (home, there) = (&ends[from as usize], &ends[write.peer as usize]);
-        match copy(ends, from, key, &write) {
-            Ok(()) => {
-                if let Notify::Immediate(immediate) = write.notify {
-                    tell(there, Event::Arrived { peer: Some(from), immediate });
-                }
-                tell(home, Event::Delivered { token: write.token });
+fn copy_all(jobs: &Receiver<Job>, ends: &[End], ordering: Ordering) {
+    let mut next = None;
+    while let Some(first) = next.take().or_else(|| jobs.recv().ok()) {
+        let (from, peer) = (first.from, first.write.peer);
+        let mut batch = vec![first];
+        while batch.len() < BATCH && next.is_none() {
+            match jobs.try_recv() {
+                Ok(job) if (job.from, job.write.peer) == (from, peer) => batch.push(job),
+                Ok(job) => next = Some(job),
+                Err(_) => break,
             }
-            Err(error) => tell(home, Event::Failed { token: write.token, error }),
         }
+        if ordering == Ordering::Unordered {
+            batch.sort_by_key(|job| job.write.from);
+        }
+        copy(ends, from, peer, &batch);
     }
 }
 
@@ -350,49 +360,92 @@ fn tell(end: &End, event: Event) {
     end.bell.notify_all();
 }
 
-/// Copies the bytes and sets the word. Both ranks keep their arenas meanwhile.
-fn copy(ends: &[End], from: u32, key: Key, write: &Write) -> Result<(), TransportError> {
+/// Copies what one rank writes to another, and sets the words. Both keep their arenas meanwhile.
+fn copy(ends: &[End], from: u32, peer: u32, jobs: &[Job]) {
     // The lower rank first: a thread that waits for one arena holds none that its holder waits for.
-    let (low, high) = (from.min(write.peer), from.max(write.peer));
+    let (low, high) = (from.min(peer), from.max(peer));
     let read = |rank: u32| ends[rank as usize].arena.read().unwrap_or_else(PoisonError::into_inner);
     let (low_arena, high_arena) = (read(low), read(high));
     let (home, there) =
         if from == low { (&low_arena, &high_arena) } else { (&high_arena, &low_arena) };
-    let home = home.as_ref().ok_or(TransportError::Closed)?;
-    let gone = |what: &str| TransportError::Peer { peer: write.peer, what: what.into() };
-    let there = there.as_ref().ok_or_else(|| gone("it has closed its end"))?;
-    if there.key != key {
-        return Err(gone("it does not know the key of the write"));
-    }
-    // The card may have told of another length.
-    let caps =
-        |at: u64, bytes: u64| at.checked_add(bytes).is_some_and(|end| end <= there.memory.bytes());
-    let word = match write.notify {
-        Notify::Word { at, value } => Some((at, value)),
-        Notify::Nothing | Notify::Immediate(_) => None,
-    };
-    if !caps(write.to, write.bytes) || word.is_some_and(|(at, _)| !caps(at, 4)) {
-        return Err(gone("the write is outside its arena"));
-    }
-    let source = home.memory.base().wrapping_add(write.from as usize);
-    let target = there.memory.base().wrapping_add(write.to as usize);
-    let engines = (there.memory.copy_engine(), home.memory.copy_engine());
-    if let (Some(engine), _) | (None, Some(engine)) = engines {
-        // Words of the host are set by the host, below.
-        let at = |(at, value)| (there.memory.base().wrapping_add(at as usize), value);
-        let behind = word.filter(|_| there.memory.copy_engine().is_some()).map(at);
-        // SAFETY: `post` has checked the source, the lines above destination and word; both arenas are held.
-        let pulled = unsafe { engine.pull(source, target, write.bytes, behind) };
-        pulled.map_err(|what| TransportError::Memory { what })?;
-        if behind.is_some() {
-            return Ok(());
+    let ended = |write: &Write, ended: Result<(), TransportError>| {
+        let event = match ended {
+            Ok(()) => Event::Delivered { token: write.token },
+            Err(error) => Event::Failed { token: write.token, error },
+        };
+        if let (Event::Delivered { .. }, Notify::Immediate(immediate)) = (&event, write.notify) {
+            tell(&ends[peer as usize], Event::Arrived { peer: Some(from), immediate });
         }
-    } else {
-        // SAFETY: as above, and they are of different ranks. Other threads and GPUs may touch the bytes as a card's
-        // would be: the plan orders what matters.
-        unsafe { std::ptr::copy(source, target, write.bytes as usize) };
+        tell(&ends[from as usize], event);
+    };
+    let Some(home) = &**home else {
+        jobs.iter().for_each(|job| ended(&job.write, Err(TransportError::Closed)));
+        return;
+    };
+    let gone = |what: &str| TransportError::Peer { peer, what: what.into() };
+    let checked = |job: &Job| {
+        let there = there.as_ref().ok_or_else(|| gone("it has closed its end"))?;
+        if there.key != job.key {
+            return Err(gone("it does not know the key of the write"));
+        }
+        // The card may have told of another length.
+        let (write, all) = (job.write, there.memory.bytes());
+        let inside = |at: u64, bytes| at.checked_add(bytes).is_some_and(|end| end <= all);
+        let word = write.word().is_none_or(|(at, _)| inside(at, 4));
+        if !inside(write.to, write.bytes) || !word {
+            return Err(gone("the write is outside its arena"));
+        }
+        Ok((write, there))
+    };
+    let mut writes = Vec::new();
+    for job in jobs {
+        match checked(job) {
+            Ok(write) => writes.push(write),
+            Err(error) => ended(&job.write, Err(error)),
+        }
     }
-    word.map_or(Ok(()), |(at, value)| memory::raise(&*there.memory, at, value))
+    let Some((_, there)) = writes.first() else { return };
+    let writes = || writes.iter().map(|(write, _)| write);
+    let piece = |write: &Write| Piece {
+        from: home.memory.base().wrapping_add(write.from as usize),
+        to: there.memory.base().wrapping_add(write.to as usize),
+        bytes: write.bytes,
+    };
+    // Sending takes about half of the time that fetching takes.
+    let reaches = |e: &&dyn CopyEngine| there.memory.gpu().is_none_or(|gpu| e.reaches(&gpu));
+    let engine = home.memory.copy_engine().filter(reaches).or(there.memory.copy_engine());
+    let raise = |write: &Write| {
+        write.word().map_or(Ok(()), |(at, value)| memory::raise(&*there.memory, at, value))
+    };
+    let Some(engine) = engine else {
+        for write in writes() {
+            let Piece { from, to, bytes } = piece(write);
+            // SAFETY: `post` has checked the source, `checked` destination and word; both arenas are held, and are of
+            // different ranks. Other threads and GPUs may touch the bytes as a card's would be: the plan orders what
+            // matters.
+            unsafe { std::ptr::copy(from, to, bytes as usize) };
+            ended(write, raise(write));
+        }
+        return;
+    };
+    let mut pieces: Vec<Piece> = Vec::new();
+    for next in writes().map(piece).filter(|piece| piece.bytes > 0) {
+        match pieces.last_mut() {
+            Some(last) if last.goes_on(&next) => last.bytes += next.bytes,
+            _ => pieces.push(next),
+        }
+    }
+    // Words of the host are set by the host, behind all.
+    let by_engine = there.memory.copy_engine().is_some();
+    let words = writes().filter_map(Write::word).filter(|_| by_engine);
+    let words: Vec<_> =
+        words.map(|(at, value)| (there.memory.base().wrapping_add(at as usize), value)).collect();
+    // SAFETY: as above.
+    let copied = unsafe { engine.copy(&pieces, &words) };
+    for write in writes() {
+        let copied = copied.clone().map_err(|what| TransportError::Memory { what });
+        ended(write, copied.and_then(|()| if by_engine { Ok(()) } else { raise(write) }));
+    }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -401,4 +454,120 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 fn state(what: String) -> TransportError {
     TransportError::State { transport: "loopback".into(), what }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::HostMemory;
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::Release};
+    use std::sync::mpsc;
+
+    /// Memory of the host with an engine, which says what it is given, and begins when it is told to.
+    #[derive(Debug)]
+    struct Engined {
+        memory: HostMemory,
+        calls: Mutex<Vec<(usize, usize)>>,
+        begins: Mutex<Receiver<()>>,
+    }
+
+    // SAFETY: as `HostMemory`.
+    unsafe impl NetMemory for Engined {
+        fn base(&self) -> *mut u8 {
+            self.memory.base()
+        }
+
+        fn bytes(&self) -> u64 {
+            self.memory.bytes()
+        }
+
+        fn copy_engine(&self) -> Option<&dyn CopyEngine> {
+            Some(self)
+        }
+    }
+
+    impl CopyEngine for Engined {
+        fn reaches(&self, _: &crate::transport::Gpu) -> bool {
+            true
+        }
+
+        unsafe fn copy(&self, pieces: &[Piece], words: &[(*mut u8, u32)]) -> Result<(), String> {
+            locked(&self.calls).push((pieces.len(), words.len()));
+            let _ = locked(&self.begins).recv();
+            for piece in pieces {
+                // SAFETY: the caller's.
+                unsafe { std::ptr::copy(piece.from, piece.to, piece.bytes as usize) };
+            }
+            // SAFETY: the caller's.
+            words.iter().try_for_each(|(at, value)| unsafe { self.set(*at, *value) })
+        }
+
+        unsafe fn set(&self, word: *mut u8, value: u32) -> Result<(), String> {
+            // SAFETY: the caller's.
+            unsafe { AtomicU32::from_ptr(word.cast()) }.store(value, Release);
+            Ok(())
+        }
+
+        fn settle(&self) -> Result<(), String> {
+            Ok(())
+        }
+    }
+
+    /// While an engine copies the first of 40 writes, the others wait, and then go together: as one piece in order,
+    /// and unordered from whichever end they were posted.
+    #[test]
+    fn writes_that_wait_are_copied_together() {
+        for ordering in [Ordering::InOrder, Ordering::Unordered] {
+            let mut network = LoopbackNetwork::new(Options::new(2, ordering)).unwrap();
+            let mut ends = [network.end(0).unwrap(), network.end(1).unwrap()];
+            let mut begin = Vec::new();
+            let memories = [0, 1].map(|_| {
+                let (sender, receiver) = mpsc::channel();
+                begin.push(sender);
+                let memory = HostMemory::new(8192).unwrap();
+                let (calls, begins) = (Mutex::default(), Mutex::new(receiver));
+                Arc::new(Engined { memory, calls, begins })
+            });
+            for (end, memory) in ends.iter_mut().zip(&memories) {
+                end.register(memory.clone()).unwrap();
+            }
+            let cards = [1, 0].map(|i: u32| ends[i as usize].card(1 - i).unwrap());
+            ends[0].connect(1, &cards[0]).unwrap();
+            ends[1].connect(0, &cards[1]).unwrap();
+            let bytes: Vec<u8> = (0..2560).map(|i| (i % 251) as u8).collect();
+            memories[0].memory.write(4096, &bytes);
+            let in_order = ordering == Ordering::InOrder;
+            let mut numbers: Vec<u64> = (0..40).collect();
+            if !in_order {
+                numbers[1..].reverse();
+            }
+            for i in numbers {
+                let notify = match ordering {
+                    Ordering::InOrder => Notify::Word { at: 4 * i, value: 1 + i as u32 },
+                    Ordering::Unordered => Notify::Immediate(i as u32),
+                };
+                let at = 4096 + 64 * i;
+                let lane = (i % 2) as u32;
+                let write = Write { token: i, peer: 1, lane, from: at, to: at, bytes: 64, notify };
+                assert_eq!(ends[0].post(&write).unwrap(), Posted::Taken);
+                while i == 0 && locked(&memories[0].calls).is_empty() {
+                    std::thread::yield_now();
+                }
+            }
+            begin.iter().for_each(|begin| (0..40).for_each(|_| begin.send(()).unwrap()));
+            let (mut sent, mut arrived) = (Vec::new(), Vec::new());
+            while sent.len() < 40 || !in_order && arrived.len() < 40 {
+                ends[0].poll(&mut sent).unwrap();
+                ends[1].poll(&mut arrived).unwrap();
+            }
+            assert!(sent.iter().all(|e| matches!(e, Event::Delivered { .. })), "{sent:?}");
+            let words = if in_order { [1, 39] } else { [0, 0] };
+            assert_eq!(*locked(&memories[0].calls), [(1, words[0]), (1, words[1])], "{ordering:?}");
+            let mut there = vec![0; bytes.len()];
+            memories[1].memory.read(4096, &mut there);
+            assert_eq!(there, bytes);
+            let word = |i: u64| memories[1].memory.word(4 * i).load(Relaxed);
+            assert!(!in_order || (0..40).all(|i| word(i) == 1 + i as u32));
+        }
+    }
 }

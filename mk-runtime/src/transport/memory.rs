@@ -52,21 +52,18 @@ pub unsafe trait NetMemory: Send + Sync + std::fmt::Debug {
 
 /// Copy engines of a GPU, for memory of its own. They go on while a kernel fills the GPU, but for copies inside it.
 pub trait CopyEngine: Send + Sync {
-    /// Copies bytes, and sets a word behind them; returns when all of it is there.
+    /// Whether this GPU writes to another's memory.
+    fn reaches(&self, other: &Gpu) -> bool;
+
+    /// Copies pieces, in any order, and sets words behind them; returns when all of it is there.
     ///
     /// # Errors
     /// Of the driver.
     ///
     /// # Safety
-    /// `bytes` bytes from `from` on stay readable, and those from `to` on, and the word, writable: memory of this GPU,
-    /// of another one, or of the host. The word is in memory of this GPU.
-    unsafe fn pull(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        bytes: u64,
-        word: Option<(*mut u8, u32)>,
-    ) -> Result<(), String>;
+    /// What pieces come from stays readable, and what they go to, and the words, writable: memory of this GPU, of
+    /// another one, or of the host. Words are in memory of this GPU, or of one that it reaches.
+    unsafe fn copy(&self, pieces: &[Piece], words: &[(*mut u8, u32)]) -> Result<(), String>;
 
     /// Sets a word, soon, behind those that were set before.
     ///
@@ -82,6 +79,25 @@ pub trait CopyEngine: Send + Sync {
     /// # Errors
     /// Of the driver.
     fn settle(&self) -> Result<(), String>;
+}
+
+/// Bytes to copy.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    /// The first one.
+    pub from: *const u8,
+    /// Where it goes.
+    pub to: *mut u8,
+    /// How many.
+    pub bytes: u64,
+}
+
+impl Piece {
+    /// Whether another one begins where this one ends, on both sides.
+    pub fn goes_on(&self, next: &Piece) -> bool {
+        let bytes = self.bytes as usize;
+        self.from.wrapping_add(bytes) == next.from && self.to.wrapping_add(bytes) == next.to
+    }
 }
 
 /// A GPU, as a network sees it.

@@ -33,7 +33,7 @@ pub mod verbs;
 
 pub use crate::error::TransportError;
 pub use flush::{Flush, Visibility};
-pub use memory::{CopyEngine, Dmabuf, Gpu, HostMemory, NetMemory};
+pub use memory::{CopyEngine, Dmabuf, Gpu, HostMemory, NetMemory, Piece};
 pub use network::{Network, TRANSPORTS, TransportRow};
 pub use place::{Distance, Place};
 
@@ -85,6 +85,16 @@ pub struct Write {
     pub bytes: u64,
     /// How the receiver learns of it.
     pub notify: Notify,
+}
+
+impl Write {
+    /// The word that is set behind it, and its value.
+    fn word(&self) -> Option<(u64, u32)> {
+        match self.notify {
+            Notify::Word { at, value } => Some((at, value)),
+            Notify::Nothing | Notify::Immediate(_) => None,
+        }
+    }
 }
 
 /// How a receiver learns of a write.
