@@ -40,27 +40,30 @@ EIGHT = LAYER.format(
 LAYER_LIMIT = 8e-2
 
 
-def layer(world, shape):
-    """A launch of each for each set of inputs, and how far results are from those of bf16."""
+def layer(world, shape, settings):
+    """A launch of each for each set of inputs, and how far results are from those of bf16; of eight bits also with each of `settings`."""
     tokens, hidden, inner, experts, slots = shape
     generator = torch.Generator(device="cuda").manual_seed(world.ranks[0])
     drawn = lambda *sizes: torch.randn(*sizes, device="cuda", generator=generator)
     own = experts // world.size
     w, v = (drawn(own, hidden, 2, inner) / hidden**0.5).bfloat16(), (drawn(own, inner, hidden) / inner**0.5).bfloat16()
-    wide, eight = mk.compile(BF16, world), mk.compile(EIGHT, world)
-    runs, outs = {"bf16": [], "eight": []}, {}
     matrices = _float8._matrices(w, v)
+    kernels = {"bf16": (mk.compile(BF16, world), (w, v)), "eight": (mk.compile(EIGHT, world), matrices)}
+    for text in settings:
+        kernels[f"eight {text}"] = (mk.compile(EIGHT, world, fuse="always", settings=text), matrices)
+    runs, outs = {name: [] for name in kernels}, {}
     for i in range(SETS):
         gate, ids = drawn(tokens, experts).softmax(1).topk(slots)
         x = drawn(tokens, hidden).bfloat16()
-        for name, f, given in (("bf16", wide, (w, v)), ("eight", eight, matrices)):
+        for name, (f, given) in kernels.items():
             out = torch.full_like(x, float("nan"))
             runs[name].append(lambda f=f, given=given, x=x, ids=ids, gate=gate, out=out: f(x, ids, gate, *given, out=out))
             outs.setdefault(name, out)
     for launches in runs.values():
         launches[0]()
     torch.cuda.synchronize()
-    return runs, ((outs["eight"].float() - outs["bf16"].float()).norm() / outs["bf16"].float().norm()).item()
+    wide = outs.pop("bf16").float()
+    return runs, max(((out.float() - wide).norm() / wide.norm()).item() for out in outs.values())
 
 
 def slowest(runs, rounds, flush, one):
@@ -114,7 +117,9 @@ def nccl(given, ranks):
 def main():
     parser = argparse.ArgumentParser(description="gather -> gemm of eight bits on several GPUs")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--shapes", type=int, default=len(SHAPES))
+    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="gathers")
+    parser.add_argument("--layers", type=int, default=len(LAYERS), help="layers of experts")
+    parser.add_argument("--settings", action="append", default=[], help="of layers of eight bits, once more: combine=sums")
     args = parser.parse_args()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -153,8 +158,8 @@ def main():
             + " | bytes of bf16 " + " ".join(f"{name} {b / sent['bf16']:.3f}" for name, b in sent.items() if name != "bf16")
             + " | worst tile " + ", ".join(verdicts)
         )
-    for shape in LAYERS[: args.shapes]:
-        runs, error = layer(world, shape)
+    for shape in LAYERS[: args.layers]:
+        runs, error = layer(world, shape, args.settings)
         right = error < LAYER_LIMIT
         wrong += not right
         us = slowest(runs, args.rounds, flush, one)

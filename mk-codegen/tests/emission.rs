@@ -112,7 +112,7 @@ fn a_second_warpgroup_repacks_beside_one() {
     let cuda = emit(&plan).expect("emits").cuda;
     assert!(!cuda.contains("sm90_regs_release<24>();"));
     let guard = "if (warpgroup <= 1) sm90_gemm_consumer";
-    let first = "(blockIdx.x - 0) % 4 != 0 ? end() : first_task";
+    let first = "(cta_index() - 0) % 4 != 0 ? end() : first_task";
     for text in [guard, first] {
         assert_eq!(cuda.matches(text).count(), 1, "{text}");
     }

@@ -36,8 +36,21 @@ constexpr u32 round_up(u32 a, u32 b) { return ceil_div(a, b) * b; }
 // Shared-window address of a generic pointer into shared memory.
 MK_DEVICE u32 smem_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
-MK_DEVICE u32 lane_index() { return threadIdx.x % 32; }
-MK_DEVICE u32 warp_index() { return threadIdx.x / 32; }
+// Volatile reads where `kIndicesAnew` says so: a compiler that is short of registers holds these in some, and spills others.
+MK_DEVICE u32 thread_index() {
+  if constexpr (!kIndicesAnew) return threadIdx.x;
+  u32 thread;
+  asm volatile("mov.u32 %0, %tid.x;" : "=r"(thread));
+  return thread;
+}
+MK_DEVICE u32 cta_index() {
+  if constexpr (!kIndicesAnew) return blockIdx.x;
+  u32 cta;
+  asm volatile("mov.u32 %0, %ctaid.x;" : "=r"(cta));
+  return cta;
+}
+MK_DEVICE u32 lane_index() { return thread_index() % 32; }
+MK_DEVICE u32 warp_index() { return thread_index() / 32; }
 // This thread, of which the compiler keeps nothing: there are no registers for what it would know before the first tile.
 MK_DEVICE u32 thread_anew() {
   u32 thread = threadIdx.x;

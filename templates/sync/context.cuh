@@ -43,7 +43,7 @@ struct Context {
   MK_DEVICE ControlBlock* control() const { return reinterpret_cast<ControlBlock*>(header.control); }
   // Read once, when an agent begins that waits, posts or may give up; not by a loader that only loads, since the answer comes from
   // memory, and a CTA's first tile would stand behind it.
-  MK_DEVICE u32 read_past() const { return ld_u32(&control()->epoch[blockIdx.x]); }
+  MK_DEVICE u32 read_past() const { return ld_u32(&control()->epoch[cta_index()]); }
   // This launch's epoch, the first is 1.
   MK_DEVICE u32 epoch() const { return past + 1; }
   // A signal word: `word` counts u32s from the start of the rank's symmetric memory.

@@ -5,7 +5,7 @@ MK_DEVICE void launch_begin(const Context& ctx) {
     st_shared(ctx.state, 0);
     st_shared(ctx.fault(), 0);
   }
-  if (threadIdx.x == 64) prefetch_l2(&ctx.control()->epoch[blockIdx.x]);
+  if (threadIdx.x == 64) prefetch_l2(&ctx.control()->epoch[cta_index()]);
 }
 
 // The same in a kernel of which nothing stays: it has no epoch, and is not counted.
@@ -21,7 +21,7 @@ MK_DEVICE void launch_begin_uncounted(const Context& ctx) {
 // the host yet, CTA 0 hears.
 MK_DEVICE void launch_count_in(const Context& ctx) {
   u32 abort = ld_relaxed_sys(&ctx.sym_header(ctx.header.rank)->abort);
-  if (abort == 0 && blockIdx.x == 0) abort = heed_host(ctx);
+  if (abort == 0 && cta_index() == 0) abort = heed_host(ctx);
   const u32 inside = atom_add_gpu(&ctx.control()->active, 1);
   if (inside >= gridDim.x) {
     give_up(ctx, Fault{FaultKind::ConcurrentUse, 0, gridDim.x, inside + 1, 0, kNoPeer, 0, 0});
@@ -38,7 +38,7 @@ MK_DEVICE void launch_end(const Context& ctx) {
   __syncthreads();
   if (threadIdx.x == 0) {
     report_fault(ctx);
-    red_add_gpu(&ctx.control()->epoch[blockIdx.x], 1);
+    red_add_gpu(&ctx.control()->epoch[cta_index()], 1);
     red_add_gpu(&ctx.control()->active, 0xffffffffu);
   }
 }

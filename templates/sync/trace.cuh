@@ -37,7 +37,7 @@ MK_DEVICE u32 trace_agent() { return warp_index() < 4 ? warp_index() : 3 + warp_
 MK_DEVICE bool trace_recorder() { return threadIdx.x % (threadIdx.x < 128 ? 32 : 128) == 0 && trace_agent() < kTraceAgents; }
 
 MK_DEVICE u64 trace_part(const LaunchHeader& header, u32 agent) {
-  return header.trace + static_cast<u64>(blockIdx.x * kTraceAgents + agent) * kTracePartBytes;
+  return header.trace + static_cast<u64>(cta_index() * kTraceAgents + agent) * kTracePartBytes;
 }
 
 MK_DEVICE u32 trace_what(TraceKind kind, u32 family, u32 edge) {
@@ -135,7 +135,7 @@ MK_DEVICE void trace_end(const Context& ctx) {
 #pragma unroll 1
   for (u32 a = 0; a < kTraceAgents; ++a) {
     const u64 head = trace_part(header, a);
-    st_vec16(reinterpret_cast<void*>(head), Vec16{{trace_agents[a].count, ctx.epoch(), blockIdx.x, a}});
+    st_vec16(reinterpret_cast<void*>(head), Vec16{{trace_agents[a].count, ctx.epoch(), cta_index(), a}});
     st_vec16(reinterpret_cast<void*>(head + 16), Vec16{{kTraceRecords, sm, 0, 0}});
   }
 }

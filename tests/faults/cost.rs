@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Lines of the kernels as they are, and instead of them: what never asks the host, at its begin or in a wait; and so many polls between
 /// two looks that a wait ends before the first.
 const UNTOLD: [[&str; 2]; 2] = [
-    ["if (abort == 0 && blockIdx.x == 0) abort = heed_host(ctx);", ""],
+    ["if (abort == 0 && cta_index() == 0) abort = heed_host(ctx);", ""],
     ["kChecksPerHostCheck = 16;", "kChecksPerHostCheck = 1u << 25;"],
 ];
 const UNBOUNDED: [[&str; 2]; 1] = [["kPollsPerCheck = 64;", "kPollsPerCheck = 1u << 30;"]];

@@ -10,6 +10,7 @@ use std::ffi::c_void;
 
 /// The files of the device library that the kernels are made of, and the kernels.
 const TEXT: &str = concat!(
+    "constexpr bool kIndicesAnew = false;\n",
     include_str!("../../templates/ptx/types.cuh"),
     include_str!("../../templates/ptx/memory.cuh"),
     include_str!("../../templates/ptx/fence.cuh"),

@@ -10,6 +10,7 @@ use super::{
     leaf::{Carrier, LeafEmission, Seat, Warpgroups},
     library, nodes,
     signal::several,
+    spills,
     types::Options,
 };
 use mk_plan::{Agent, EdgeId, Entity, Family, Plan, Proxy, RoleId, RoleKind, Schedule, Scope};
@@ -237,6 +238,7 @@ pub fn audit_with(plan: &Plan, cuda: &str, options: Options) -> Result<(), Audit
         arch(plan)?.library,
         options.trace.then(|| trace_records(cuda)),
         nodes::of(plan).unwrap_or(library::Nodes::ONE),
+        spills::indices_anew(plan),
     );
     let library_lines: Vec<_> = library.lines().collect();
     let lines: Vec<_> = cuda.lines().collect();

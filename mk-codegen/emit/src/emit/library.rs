@@ -22,24 +22,25 @@ const KEYWORDS: [&str; 4] = ["struct", "class", "enum", "using"];
 
 /// The whole library, with the structs that the host shares.
 pub fn text() -> String {
-    text_of(FILES, None, Nodes::ONE)
+    text_of(FILES, None, Nodes::ONE, false)
 }
 
 /// What stands before a kernel's own part: the files of an architecture's library that it uses, with tracing into rings
-/// of so many records, over nodes.
+/// of so many records, over nodes; whether indices of thread and CTA are read anew at each use.
 pub(super) fn text_for(
     generated: &str,
     files: &[(&'static str, &'static str)],
     trace_records: Option<u32>,
     nodes: Nodes,
+    anew: bool,
 ) -> String {
     let structs = mk_abi::device::cuda_declarations();
     let traced = trace_records.map_or("", |_| TRACE.1);
-    text_of(&used(files, &[generated, &structs, traced]), trace_records, nodes)
+    text_of(&used(files, &[generated, &structs, traced]), trace_records, nodes, anew)
 }
 
-fn text_of(files: &[(&str, &str)], trace_records: Option<u32>, nodes: Nodes) -> String {
-    let mut out = String::new();
+fn text_of(files: &[(&str, &str)], trace_records: Option<u32>, nodes: Nodes, anew: bool) -> String {
+    let mut out = format!("constexpr bool kIndicesAnew = {anew};\n\n");
     for (path, body) in files {
         // The structs that the host shares use the scalar names, and are used from here on.
         if *path == "sync/context.cuh" {

@@ -84,7 +84,8 @@ pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource> {
             &generated,
             arch.library,
             trace.as_ref().map(|t| t.records),
-            nodes::nodes(plan, e.layout.net.as_ref())
+            nodes::nodes(plan, e.layout.net.as_ref()),
+            spills::indices_anew(plan)
         ),
     );
     audit_with(plan, &cuda, options)?;

@@ -1,15 +1,12 @@
 //! The spill budget of a kernel, from the records of its leaves.
 
 use super::{arch::carrier, leaf::Carrier, types::Options};
-use mk_plan::{Operand, Plan, saves_gates};
+use mk_plan::{Family, Operand, Plan, saves_gates};
 
 /// Bytes of registers that a thread may spill: the most that a leaf of the plan allows.
 pub(super) fn spill_bytes(plan: &Plan, options: Options) -> u32 {
     // Registers are short in inner loops, and beside the sums of eight bits that are promoted.
-    let narrow = |f: &mk_plan::Family| {
-        let mut operands = f.accesses.iter().filter(|a| a.operand == Operand::A);
-        f.leaf.product().is_some() && operands.any(|a| plan.buffers[a.buffer].dtype.is_narrow())
-    };
+    let narrow = |f: &Family| is_narrow(plan, f);
     let traced_loop =
         options.trace && plan.families.values().any(|f| f.inner.is_some() || narrow(f));
     let mut most = 0;
@@ -31,4 +28,20 @@ pub(super) fn spill_bytes(plan: &Plan, options: Options) -> u32 {
         most = most.max(if traced_loop { traced } else { 0 });
     }
     most
+}
+
+/// Whether the compiler is kept from holding indices of thread and CTA in registers across tiles: beside GEMMs of eight
+/// bits in several loops it spills them.
+pub(super) fn indices_anew(plan: &Plan) -> bool {
+    plan.roles.keys().any(|role| {
+        let runs = plan.runs(role);
+        let families = || runs.iter().flatten().map(|id| &plan.families[*id]);
+        runs.len() > 1 && families().any(|f| is_narrow(plan, f))
+    })
+}
+
+/// Whether a family multiplies elements of eight bits.
+fn is_narrow(plan: &Plan, f: &Family) -> bool {
+    let mut operands = f.accesses.iter().filter(|a| a.operand == Operand::A);
+    f.leaf.product().is_some() && operands.any(|a| plan.buffers[a.buffer].dtype.is_narrow())
 }

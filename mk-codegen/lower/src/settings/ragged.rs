@@ -16,8 +16,8 @@ pub fn of_ragged(config: &Config, facts: &Facts) -> Option<Config> {
         return None;
     }
     let combine = match facts.returns {
-        // A token has two rows on each rank, or more. Beside GEMMs of eight bits, sums spill.
-        Some([tokens, slots]) if config.nodes <= 1 && tokens >= MANY_TOKENS && !facts.narrow() => {
+        // A token has two rows on each rank, or more.
+        Some([tokens, slots]) if config.nodes <= 1 && tokens >= MANY_TOKENS => {
             let several = facts.ranks > 1 && slots >= 2 * u64::from(facts.ranks);
             if several { Returns::Sums } else { config.combine }
         }
