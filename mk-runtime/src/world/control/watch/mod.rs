@@ -146,12 +146,13 @@ impl Watch {
         count.ordered += 1;
         self.mine.note(count.ordered, instance);
         let astray = self.astray(count.ordered, instance);
-        // It is not made then, and a farewell must not say so; its place stays taken.
-        let launch = count.ordered;
-        drop(count);
+        // It is not made then, and a farewell must not say so; its place stays taken. Under the same lock: the thread
+        // that hears of the others' launch would tell this one to give up.
         if astray.is_some() {
-            self.refuse(launch);
+            let launch = count.ordered;
+            count.refuse(launch);
         }
+        drop(count);
         if !self.far.is_empty() {
             self.bell.ring();
         }
@@ -165,11 +166,9 @@ impl Watch {
         pages.into_iter().all(|page| page.counts(n)).then_some(n)
     }
 
-    /// Takes back the last launch, which keeps its place: it is not made.
+    /// Takes back a launch, which keeps its place: it is not made.
     pub(super) fn refuse(&self, launch: u64) {
-        let mut count = self.shared.count();
-        count.made -= 1;
-        count.refused = Some(launch);
+        self.shared.count().refuse(launch);
     }
 
     /// The instance that `peer` launched in the place of a launch of `instance` by `rank`, if it has.

@@ -56,6 +56,14 @@ pub(super) struct Count {
     pub(super) last: Option<(u64, u32)>,
 }
 
+impl Count {
+    /// A launch is not made after all.
+    pub(super) fn refuse(&mut self, launch: u64) {
+        self.made -= 1;
+        self.refused = Some(launch);
+    }
+}
+
 impl Shared {
     pub(super) fn count(&self) -> MutexGuard<'_, Count> {
         // Two numbers, each true after any panic.
