@@ -4,8 +4,8 @@
 //!
 //! A [`LoopbackNetwork`] has an end for each rank and a few copying threads. In order, a lane belongs to one thread;
 //! unordered, writes go to the threads by turns, and overtake each other. Copy engines get all of a rank's writes from
-//! one thread, those that wait at once: pieces that touch become one copy, and words follow all of them. A copy holds both arenas, so that an arena
-//! that is closed is not written any more.
+//! one thread, those that wait at once: pieces that touch become one copy, and words follow all of them. A copy holds
+//! both arenas, so that an arena that is closed is not written any more.
 
 use super::card::{ConnectionCard, Key, Kind};
 use super::{
@@ -269,7 +269,7 @@ impl Transport for Loopback {
         let engine = self.arena()?.memory.copy_engine().is_some();
         let jobs = locked(&self.wires.jobs);
         let thread = match self.caps.ordering {
-            // A driver takes one thread's copies at a time, and many at once cost it as little as one.
+            // A driver takes one thread's copies at a time, and what touches as one.
             _ if engine => self.rank as usize,
             // Lanes of several ranks to threads of their own, where there are as many.
             Ordering::InOrder => {
