@@ -463,7 +463,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::Release};
     use std::sync::mpsc;
 
-    /// Memory of the host with an engine, which says what it is given, and begins when it is told to.
+    /// Memory of the host. Its engine records each call, and begins to copy when the test tells it to.
     #[derive(Debug)]
     struct Engined {
         memory: HostMemory,
