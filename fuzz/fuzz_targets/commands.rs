@@ -67,8 +67,8 @@ impl Transport for Judge {
         Ok(Posted::Taken)
     }
 
-    fn raise(&mut self, at: u64, _: u32) -> Result<(), TransportError> {
-        assert!(self.inside(at, 4));
+    fn raise(&mut self, words: &[(u64, u32)]) -> Result<(), TransportError> {
+        assert!(words.iter().all(|(at, _)| self.inside(*at, 4)));
         Ok(())
     }
 

@@ -123,8 +123,9 @@ impl GpuArena {
             unsafe { arena.moved(&[piece], &[(to, 0), (to, 0)]) }?;
         }
         // SAFETY: as above.
-        unsafe { arena.word(arena.base(), 0) }?;
-        arena.streams.wait(COPIES)?;
+        unsafe { arena.set(&[(arena.base(), 0)]) }
+            .and_then(|()| arena.settle())
+            .map_err(|what| Error::Transport(TransportError::Memory { what }))?;
         Ok(arena)
     }
 
@@ -197,24 +198,10 @@ impl GpuArena {
                 // SAFETY: the caller's. With unified addressing an address says where it is.
                 unsafe { cu!(device, cuMemcpyAsync(to, from, bytes, stream)) }?;
             }
-            for words in words.chunks(WORDS_AT_ONCE) {
-                let mut all: Vec<_> = words.iter().map(|(at, value)| write(*at, *value)).collect();
-                let (n, first) = (all.len() as u32, all.as_mut_ptr());
-                // SAFETY: the caller's. Without a flag, each is behind a barrier of memory.
-                unsafe { cu!(device, cuStreamBatchMemOp_v2(stream, n, first, 0)) }?;
-            }
-            Ok(())
+            // SAFETY: the caller's.
+            unsafe { write(device, stream, words) }
         })?;
         self.streams.wait(which)
-    }
-
-    /// # Safety
-    /// As [`CopyEngine::set`].
-    unsafe fn word(&self, at: *mut u8, value: u32) -> Result<()> {
-        self.streams.enqueue(COPIES, |device, stream| {
-            // SAFETY: the caller's.
-            unsafe { cu!(device, cuStreamWriteValue32_v2(stream, at as u64, value, 0)) }
-        })
     }
 }
 
@@ -228,9 +215,10 @@ impl CopyEngine for GpuArena {
         unsafe { self.moved(pieces, words) }.map_err(|e| e.to_string())
     }
 
-    unsafe fn set(&self, word: *mut u8, value: u32) -> Result<(), String> {
+    unsafe fn set(&self, words: &[(*mut u8, u32)]) -> Result<(), String> {
         // SAFETY: the caller's.
-        unsafe { self.word(word, value) }.map_err(|e| e.to_string())
+        let set = |device, stream| unsafe { write(device, stream, words) };
+        self.streams.enqueue(COPIES, set).map_err(|e| e.to_string())
     }
 
     fn settle(&self) -> Result<(), String> {
@@ -238,12 +226,29 @@ impl CopyEngine for GpuArena {
     }
 }
 
+/// Sets words behind what a stream has, each behind a barrier of memory.
+///
+/// # Safety
+/// As [`CopyEngine::set`].
+unsafe fn write(
+    device: Option<i32>,
+    stream: sys::CUstream,
+    words: &[(*mut u8, u32)],
+) -> Result<()> {
+    for words in words.chunks(WORDS_AT_ONCE) {
+        let mut all: Vec<_> = words.iter().map(|(at, value)| operation(*at, *value)).collect();
+        let (n, first) = (all.len() as u32, all.as_mut_ptr());
+        // SAFETY: the caller's. Without a flag, each has its barrier.
+        unsafe { cu!(device, cuStreamBatchMemOp_v2(stream, n, first, 0)) }?;
+    }
+    Ok(())
+}
+
 /// Sets a word, as an operation of a stream.
-fn write(at: *mut u8, value: u32) -> sys::CUstreamBatchMemOpParams {
-    let operation = sys::CUstreamBatchMemOpType_enum::CU_STREAM_MEM_OP_WRITE_VALUE_32;
+fn operation(at: *mut u8, value: u32) -> sys::CUstreamBatchMemOpParams {
     // SAFETY: integers and addresses, which may be 0.
     let mut op: sys::CUstreamBatchMemOpParams = unsafe { std::mem::zeroed() };
-    op.writeValue.operation = operation;
+    op.writeValue.operation = sys::CUstreamBatchMemOpType_enum::CU_STREAM_MEM_OP_WRITE_VALUE_32;
     op.writeValue.address = at as u64;
     op.writeValue.__bindgen_anon_1.value = value;
     op

@@ -71,6 +71,8 @@ pub struct Engine {
     under_way: HashMap<u64, UnderWay>,
     token: u64,
     events: Vec<Event>,
+    /// Words that events have reported, and their values.
+    raised: Vec<(u64, u32)>,
     fault: Option<NetFault>,
     /// Whether what the last poll reported is visible.
     flushed: bool,
@@ -94,6 +96,7 @@ impl Engine {
             under_way: HashMap::new(),
             token: 0,
             events: Vec::new(),
+            raised: Vec::new(),
             fault: None,
             flushed: false,
             counts: Counts::default(),
@@ -197,6 +200,7 @@ impl Engine {
             self.event(event);
         }
         self.events = events;
+        self.raise();
         worked
     }
 
@@ -229,7 +233,19 @@ impl Engine {
         let ended = self.transport.shutdown(limit, &mut events);
         self.flushed = false;
         events.into_iter().for_each(|e| self.event(e));
+        self.raise();
         ended
+    }
+
+    /// Sets the words that events have reported, all at once.
+    fn raise(&mut self) {
+        if self.raised.is_empty() {
+            return;
+        }
+        if let Err(error) = self.transport.raise(&self.raised) {
+            self.fail(None, error);
+        }
+        self.raised.clear();
     }
 
     fn fail(&mut self, edge: Option<u32>, error: TransportError) {
@@ -276,7 +292,7 @@ impl Engine {
         };
         if kind == NetCommandKind::Enter {
             let hash = x.lease.base + x.layout.hash(self.world, c.epoch, self.rank);
-            self.transport.raise(hash, c.launch_hash)?;
+            self.transport.raise(&[(hash, c.launch_hash)])?;
             (write.from, write.to, write.bytes) = (hash, hash, 4);
         }
         let x = &self.instances[i];
@@ -418,9 +434,7 @@ impl Engine {
         let reported = found.and_then(|x| x.words.get_mut(word as usize)).map(|w| w.report(epoch));
         match reported {
             Some(Report::Raise(epoch)) => {
-                if let Err(error) = self.transport.raise(base + 4 * u64::from(word), epoch) {
-                    self.fail(None, error);
-                }
+                self.raised.push((base + 4 * u64::from(word), epoch));
             }
             Some(Report::Early) => self.counts.early += 1,
             // Of an instance that is gone, or of an epoch that is over.

@@ -289,12 +289,15 @@ impl Transport for Loopback {
         Ok(Posted::Taken)
     }
 
-    fn raise(&mut self, at: u64, value: u32) -> Result<(), TransportError> {
+    fn raise(&mut self, words: &[(u64, u32)]) -> Result<(), TransportError> {
         let memory = self.arena()?.memory;
-        memory::raise_soon(&*memory, at, value)?;
+        memory::raise_soon(&*memory, words)?;
         if memory.copy_engine().is_some() {
-            let Range { start, end } = self.raised.clone();
-            self.raised = if start == end { at..at + 4 } else { start.min(at)..end.max(at + 4) };
+            for (at, _) in words {
+                let Range { start, end } = self.raised.clone();
+                let all = start.min(*at)..end.max(at + 4);
+                self.raised = if start == end { *at..at + 4 } else { all };
+            }
         }
         Ok(())
     }
@@ -414,9 +417,8 @@ fn copy(ends: &[End], from: u32, peer: u32, jobs: &[Job]) {
     // Sending takes about half of the time that fetching takes.
     let reaches = |e: &&dyn CopyEngine| there.memory.gpu().is_none_or(|gpu| e.reaches(&gpu));
     let engine = home.memory.copy_engine().filter(reaches).or(there.memory.copy_engine());
-    let raise = |write: &Write| {
-        write.word().map_or(Ok(()), |(at, value)| memory::raise(&*there.memory, at, value))
-    };
+    let raise =
+        |write: &Write| write.word().map_or(Ok(()), |word| memory::raise(&*there.memory, &[word]));
     let Some(engine) = engine else {
         for write in writes() {
             let Piece { from, to, bytes } = piece(write);
@@ -499,12 +501,14 @@ mod tests {
                 unsafe { std::ptr::copy(piece.from, piece.to, piece.bytes as usize) };
             }
             // SAFETY: the caller's.
-            words.iter().try_for_each(|(at, value)| unsafe { self.set(*at, *value) })
+            unsafe { self.set(words) }
         }
 
-        unsafe fn set(&self, word: *mut u8, value: u32) -> Result<(), String> {
-            // SAFETY: the caller's.
-            unsafe { AtomicU32::from_ptr(word.cast()) }.store(value, Release);
+        unsafe fn set(&self, words: &[(*mut u8, u32)]) -> Result<(), String> {
+            for (at, value) in words {
+                // SAFETY: the caller's.
+                unsafe { AtomicU32::from_ptr(at.cast()) }.store(*value, Release);
+            }
             Ok(())
         }
 

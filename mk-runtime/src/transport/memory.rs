@@ -65,14 +65,14 @@ pub trait CopyEngine: Send + Sync {
     /// another one, or of the host. Words are in memory of this GPU, or of one that it reaches.
     unsafe fn copy(&self, pieces: &[Piece], words: &[(*mut u8, u32)]) -> Result<(), String>;
 
-    /// Sets a word, soon, behind those that were set before.
+    /// Sets words, soon, behind those that were set before.
     ///
     /// # Errors
     /// Of the driver.
     ///
     /// # Safety
-    /// The word is in memory of this GPU, aligned, and stays there until [`CopyEngine::settle`].
-    unsafe fn set(&self, word: *mut u8, value: u32) -> Result<(), String>;
+    /// Words are in memory of this GPU, aligned, and stay there until [`CopyEngine::settle`].
+    unsafe fn set(&self, words: &[(*mut u8, u32)]) -> Result<(), String>;
 
     /// Returns when all words are set.
     ///
@@ -238,10 +238,10 @@ impl Drop for HostMemory {
     }
 }
 
-/// Sets a word of an arena behind everything that this thread has seen: what [`raise`](super::Transport::raise) does.
-/// It is set when this returns.
-pub(super) fn raise(memory: &dyn NetMemory, at: u64, value: u32) -> Result<(), TransportError> {
-    raise_soon(memory, at, value)?;
+/// Sets words of an arena behind everything that this thread has seen: what [`raise`](super::Transport::raise) does.
+/// They are set when this returns.
+pub(super) fn raise(memory: &dyn NetMemory, words: &[(u64, u32)]) -> Result<(), TransportError> {
+    raise_soon(memory, words)?;
     settle(memory)
 }
 
@@ -254,25 +254,28 @@ pub(super) fn settle(memory: &dyn NetMemory) -> Result<(), TransportError> {
 /// [`raise`], where that takes a GPU's copy engine soon after this returns.
 pub(super) fn raise_soon(
     memory: &dyn NetMemory,
-    at: u64,
-    value: u32,
+    words: &[(u64, u32)],
 ) -> Result<(), TransportError> {
-    if !at.is_multiple_of(4) || at.checked_add(4).is_none_or(|end| end > memory.bytes()) {
+    let outside =
+        |at: u64| !at.is_multiple_of(4) || at.checked_add(4).is_none_or(|end| end > memory.bytes());
+    if let Some((at, _)) = words.iter().find(|(at, _)| outside(*at)) {
         let what = format!("a word at byte {at} of an arena of {}", memory.bytes());
         return Err(TransportError::Memory { what });
     }
+    let words = words.iter().map(|(at, value)| (memory.base().wrapping_add(*at as usize), *value));
     if let Some(engine) = memory.copy_engine() {
         // SAFETY: inside and aligned, and owners of arenas settle words before they go.
-        let set = unsafe { engine.set(memory.base().wrapping_add(at as usize), value) };
+        let set = unsafe { engine.set(&words.collect::<Vec<_>>()) };
         return set.map_err(|what| TransportError::Memory { what });
     }
     if let Some(Gpu { ordinal }) = memory.gpu() {
         let what = format!("a word of GPU {ordinal}'s memory, which the host does not store to");
         return Err(TransportError::Memory { what });
     }
-    // SAFETY: inside, aligned, on the host, and a word that hosts and GPUs access as an atomic.
-    let word = unsafe { AtomicU32::from_ptr(memory.base().add(at as usize).cast()) };
-    word.store(value, Ordering::Release);
+    for (word, value) in words {
+        // SAFETY: inside, aligned, on the host, and a word that hosts and GPUs access as an atomic.
+        unsafe { AtomicU32::from_ptr(word.cast()) }.store(value, Ordering::Release);
+    }
     Ok(())
 }
 
@@ -291,10 +294,10 @@ mod tests {
             memory.read(at as u64, &mut back);
             assert_eq!(back, bytes, "{n} bytes at {at}");
         }
-        raise(&memory, 8188, 7).unwrap();
+        raise(&memory, &[(8188, 7)]).unwrap();
         assert_eq!(memory.word(8188).load(Ordering::Acquire), 7);
         for at in [8190, 8192, u64::MAX - 3, u64::MAX] {
-            assert!(raise(&memory, at, 7).is_err(), "{at}");
+            assert!(raise(&memory, &[(0, 1), (at, 7)]).is_err(), "{at}");
         }
         assert!(HostMemory::new(0).is_err() && HostMemory::new(usize::MAX).is_err());
     }

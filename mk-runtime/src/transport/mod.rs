@@ -196,12 +196,13 @@ pub trait Transport: Send {
     /// As [`Transport::check`], and for a peer that has failed. The write is not accepted then.
     fn post(&mut self, write: &Write) -> Result<Posted, TransportError>;
 
-    /// Sets a word of the own arena, visibly behind all data whose arrival was reported: what a receiver's host does on
-    /// an unordered network. In memory of a GPU it may be set a little later, but a write that is posted then has it.
+    /// Sets words of the own arena, the first byte of each and its value, visibly behind all data whose arrival was
+    /// reported: what a receiver's host does on an unordered network. In memory of a GPU, to which many at once take
+    /// hardly longer than one, they may be set a little later, but a write that is posted then has them.
     ///
     /// # Errors
-    /// For a word outside the arena.
-    fn raise(&mut self, at: u64, value: u32) -> Result<(), TransportError>;
+    /// For a word outside the arena; others may be set then.
+    fn raise(&mut self, words: &[(u64, u32)]) -> Result<(), TransportError>;
 
     /// Makes progress, and adds what has happened to `events`. Never blocks.
     ///
@@ -246,8 +247,8 @@ impl<T: Transport + ?Sized> Transport for Box<T> {
         (**self).post(write)
     }
 
-    fn raise(&mut self, at: u64, value: u32) -> Result<(), TransportError> {
-        (**self).raise(at, value)
+    fn raise(&mut self, words: &[(u64, u32)]) -> Result<(), TransportError> {
+        (**self).raise(words)
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), TransportError> {

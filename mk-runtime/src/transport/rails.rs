@@ -118,9 +118,9 @@ impl Transport for Rails {
         Ok(Posted::WouldBlock)
     }
 
-    fn raise(&mut self, at: u64, value: u32) -> Result<(), TransportError> {
+    fn raise(&mut self, words: &[(u64, u32)]) -> Result<(), TransportError> {
         match self.ends.first_mut() {
-            Some(end) => end.raise(at, value),
+            Some(end) => end.raise(words),
             None => Err(TransportError::Closed),
         }
     }

@@ -210,8 +210,8 @@ impl<T: Transport> Transport for Shaped<T> {
         Ok(Posted::Taken)
     }
 
-    fn raise(&mut self, at: u64, value: u32) -> Result<(), TransportError> {
-        self.inner.raise(at, value)
+    fn raise(&mut self, words: &[(u64, u32)]) -> Result<(), TransportError> {
+        self.inner.raise(words)
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), TransportError> {

@@ -335,10 +335,10 @@ fn refusals(s: &mut Side) {
     for write in wrong {
         assert!(matches!(s.post(&write), Err(TransportError::Write { .. })), "{write:?}");
     }
-    s.transport().raise(8, 5).unwrap();
+    s.transport().raise(&[(8, 5)]).unwrap();
     s.until("a word that was raised", |s| s.memory.word(8) == 5);
     for at in [2, whole + 8192, u64::MAX - 3] {
-        assert!(s.transport().raise(at, 1).is_err(), "{at}");
+        assert!(s.transport().raise(&[(at, 1)]).is_err(), "{at}");
     }
     s.meet();
 }

@@ -364,8 +364,8 @@ impl Transport for Ofi {
         Err(TransportError::Peer { peer: rank, what })
     }
 
-    fn raise(&mut self, at: u64, value: u32) -> Result<(), TransportError> {
-        memory::raise(&**self.arena()?, at, value)
+    fn raise(&mut self, words: &[(u64, u32)]) -> Result<(), TransportError> {
+        memory::raise(&**self.arena()?, words)
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), TransportError> {

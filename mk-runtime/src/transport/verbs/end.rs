@@ -541,8 +541,8 @@ impl Transport for Verbs {
         Ok(Posted::Taken)
     }
 
-    fn raise(&mut self, at: u64, value: u32) -> Result<(), TransportError> {
-        memory::raise(&*self.region()?.memory, at, value)
+    fn raise(&mut self, words: &[(u64, u32)]) -> Result<(), TransportError> {
+        memory::raise(&*self.region()?.memory, words)
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), TransportError> {
