@@ -50,11 +50,12 @@ MK_DEVICE void quantize_rows(const QuantRows& r, u32 thread, u32 threads) {
         for (u32 apart = 8; apart > 0; apart /= 2) magnitude = max(magnitude, __shfl_xor_sync(0xffffffffu, magnitude, apart));
         if (!there) continue;
         const float factor = factor_of<kNarrow>(magnitude);
+        const Divisor by(factor);
         u32 out[2];
 #pragma unroll
         for (u32 i = 0; i < 2; ++i) {
-          const u32 lo = pack2_bytes<kNarrow>(__fdiv_rn(x[4 * i], factor), __fdiv_rn(x[4 * i + 1], factor));
-          const u32 hi = pack2_bytes<kNarrow>(__fdiv_rn(x[4 * i + 2], factor), __fdiv_rn(x[4 * i + 3], factor));
+          const u32 lo = pack2_bytes<kNarrow>(by.quotient(x[4 * i]), by.quotient(x[4 * i + 1]));
+          const u32 hi = pack2_bytes<kNarrow>(by.quotient(x[4 * i + 2]), by.quotient(x[4 * i + 3]));
           out[i] = lo | hi << 16;
         }
         st_u32x2(reinterpret_cast<void*>(r.out + row * r.out_pitch_bytes + u64{vector} * 8), out[0], out[1]);

@@ -74,3 +74,21 @@ MK_DEVICE float factor_of(u32 magnitude) {
   constexpr float kLargest = kNarrow == Dtype::E4m3 ? 448.0f : 57344.0f;
   return magnitude == 0 ? 1.0f : __fdiv_rn(__uint_as_float(magnitude), kLargest);
 }
+
+// Quotients of a block's elements by its factor, without a branch: the product with the reciprocal, corrected by what it leaves of the
+// dividend, which is the nearest f32 (Markstein, "Computation of elementary functions on the IBM RISC System/6000", theorem 5). Small factors are
+// scaled, with their dividends, to where reciprocals are finite.
+struct Divisor {
+  float scale, reciprocal, negated;
+  MK_DEVICE explicit Divisor(float factor) {
+    scale = factor < 0x1p-60f ? 0x1p64f : 1.0f;
+    const float scaled = factor * scale;
+    reciprocal = fminf(__frcp_rn(scaled), 0x1p127f);
+    // By infinity: 0 of what is finite. By NaN: NaN.
+    negated = scaled == __int_as_float(0x7f800000) ? 0.0f : -scaled;
+  }
+  MK_DEVICE float quotient(float x) const {
+    const float dividend = x * scale, near = dividend * reciprocal;
+    return copysignf(__fmaf_rn(__fmaf_rn(near, negated, dividend), reciprocal, near), x);
+  }
+};

@@ -588,13 +588,60 @@ MK_DEVICE void store_pair(u64 address, float x0, float x1, bool pairs, i32 left)
   }
 }
 
+// The bytes that four lanes have of a row's 128, two of each eight: in `words` those of each 16 in turn. Afterwards each lane has 32 neighbours, the
+// first lane the first ones: blocks of two words change places with lanes, first every other one, then pairs.
+MK_DEVICE void gather_bytes(u32 (&words)[8]) {
+#pragma unroll
+  for (u32 apart = 1; apart <= 2; apart *= 2) {
+    const bool upper = (lane_index() & apart) != 0;
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) {
+      if ((i / 2 & apart) != 0) continue;
+      u32 &low = words[i], &high = words[i + 2 * apart];
+      const u32 other = __shfl_xor_sync(0xffffffffu, upper ? low : high, apart);
+      low = upper ? other : low;
+      high = upper ? high : other;
+    }
+  }
+  u32 of[8];
+#pragma unroll
+  for (u32 i = 0; i < 8; ++i) of[i] = words[i];
+#pragma unroll
+  for (u32 i = 0; i < 8; ++i) {
+    const u32 from = i / 4 + i % 2 * 4;
+    words[i] = __byte_perm(of[from], of[from + 2], i / 2 % 2 == 0 ? 0x5410 : 0x7632);
+  }
+}
+
+// 32 neighbours of a row, of which `left` are there. `wide`: at a multiple of 16, `words_fit`: of 4.
+MK_DEVICE void store_32_bytes(u64 at, const u32 (&words)[8], i32 left, bool wide, bool words_fit) {
+  if (wide && left >= 32) {
+#pragma unroll
+    for (u32 i = 0; i < 8; i += 4) st_vec16(reinterpret_cast<void*>(at + i * 4), Vec16{{words[i], words[i + 1], words[i + 2], words[i + 3]}});
+    return;
+  }
+#pragma unroll
+  for (u32 i = 0; i < 8; ++i) {
+    if (words_fit && static_cast<i32>(i) * 4 + 4 <= left) {
+      st_u32(reinterpret_cast<void*>(at + i * 4), words[i]);
+      continue;
+    }
+#pragma unroll
+    for (u32 byte = 0; byte < 4; ++byte) {
+      const u32 col = i * 4 + byte;
+      if (static_cast<i32>(col) < left) st_u8(reinterpret_cast<void*>(at + col), static_cast<u8>(words[i] >> 8 * byte));
+    }
+  }
+}
+
 // 64 rows of results in eight bits, and the factors of their blocks of 128 columns: each four lanes have two rows. Results stay where sums
 // were until the largest of a block is known.
 template <class Config, class Hooks>
-MK_DEVICE void store_quantized(const Hooks& hooks, const GemmTile& tile, u32 consumer, u32 m, i32 rows, const Lines& to, bool pairs,
+MK_DEVICE void store_quantized(const Hooks& hooks, const GemmTile& tile, u32 consumer, u32 m, i32 rows, const Lines& to,
                                float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
   static_assert(Config::kOutColsPerConsumer % kScaleBlock == 0, "a consumer has whole blocks");
   const Lines factors = hooks.factors(tile);
+  const bool wide = (to.data | to.pitch_bytes) % 16 == 0, words_fit = (to.data | to.pitch_bytes) % 4 == 0;
 #pragma unroll
   for (u32 half = 0; half < 2; ++half) {
     const u32 row = fragment_row_anew<Config>(consumer, m) + half * 8;
@@ -622,21 +669,26 @@ MK_DEVICE void store_quantized(const Hooks& hooks, const GemmTile& tile, u32 con
       }
       magnitude = max(magnitude, __shfl_xor_sync(0xffffffffu, magnitude, 1));
       magnitude = max(magnitude, __shfl_xor_sync(0xffffffffu, magnitude, 2));
-      if (!there || static_cast<i32>(first) >= tile.valid_cols) continue;
+      const bool stored = there && static_cast<i32>(first) < tile.valid_cols;
       const float factor = factor_of<Config::kOut>(magnitude);
-      if (lane_index() % 4 == 0) {
+      const u32 lane = lane_index() % 4;
+      if (stored && lane == 0) {
         const u64 at = factors.data + first / kScaleBlock * factors.pitch_bytes + u64{row} * 4;
         st_u32(reinterpret_cast<void*>(at), __float_as_uint(factor));
       }
       asm volatile("" : "+r"(first));
-      const u64 line = to.data + static_cast<u64>(row) * to.pitch_bytes;
+      const Divisor by(factor);
+      u32 words[kScaleBlock / 16];
 #pragma unroll
-      for (u32 j = 0; j < kScaleBlock / 8; ++j) {
-        const u32 col = first + j * 8 + lane_index() % 4 * 2;
-        const i32 left = tile.valid_cols - static_cast<i32>(col);
+      for (u32 j = 0; j < kScaleBlock / 8; j += 2) {
         const float* const x = &acc[m][(b * (kScaleBlock / 8) + j) * 4 + half * 2];
-        if (left > 0) store_pair<Config::kOut>(line + col, __fdiv_rn(x[0], factor), __fdiv_rn(x[1], factor), pairs, left);
+        const u32 low = pack2_bytes<Config::kOut>(by.quotient(x[0]), by.quotient(x[1]));
+        words[j / 2] = low | u32{pack2_bytes<Config::kOut>(by.quotient(x[4]), by.quotient(x[5]))} << 16;
       }
+      gather_bytes(words);
+      const u32 col = first + lane * 32;
+      const u64 at = to.data + static_cast<u64>(row) * to.pitch_bytes + col;
+      if (stored) store_32_bytes(at, words, tile.valid_cols - static_cast<i32>(col), wide, words_fit);
     }
   }
 }
@@ -659,7 +711,7 @@ MK_DEVICE void store_tile_direct(const Context& ctx, const GemmSmem<Config>& sme
   for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
     const u32 row = fragment_row<Config>(consumer, m);
     if constexpr (Config::kQuantizes) {
-      store_quantized<Config>(hooks, tile, consumer, m, rows, to, even, acc);
+      store_quantized<Config>(hooks, tile, consumer, m, rows, to, acc);
     } else if constexpr (Config::kReads) {
 #pragma unroll
       for (u32 half = 0; half < 2; ++half) {
