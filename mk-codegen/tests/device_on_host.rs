@@ -64,7 +64,8 @@ static int ring() {
 // What a dynamic schedule needs of a GPU, for one thread at a time.
 static u32 counter;
 static std::map<u32, u32> shared_words;
-static u32 lane_index() { return 0; }
+static u32 lane = 0;
+static u32 lane_index() { return lane; }
 static u32 atom_add_gpu(u32* p, u32 n) { u32 old = *p; *p += n; return old; }
 static void st_shared(u32 at, u32 v) { shared_words[at] = v; }
 static u32 ld_shared(u32 at) { return shared_words.at(at); }
@@ -93,6 +94,20 @@ struct Queue {
   u32 decode(u32 t) const { return t; }
 };
 TURNS
+// Tasks that come in groups, of which a launch gives the first ones rows; whose signals the others are is counted.
+struct GemmTile { u32 task; };
+struct RaggedQueue : Queue {
+  u32 groups, group;
+  std::map<u32, u32>* signals;
+  bool await_tables(const Context&) const { return true; }
+  bool has_rows(u32 t) const { return (t - 100) / group < groups; }
+  u32 with_rows() const { return min(groups * group, n); }
+  GemmTile decode(u32 t) const { return {t}; }
+  void before_load(const Context&, const GemmTile&) const {}
+  void before_store(const Context&, const GemmTile&) const {}
+  void after_store(const Context&, const GemmTile& tile) const { ++(*signals)[tile.task]; }
+};
+LEFT_OVER
 
 static u32 random_state = 1;
 static u32 random_below(u32 n) {
@@ -163,7 +178,9 @@ template <class Config> struct GemmSmem {
 };
 TILES
 
-static int tiles(u32 n, u32 ctas, u32 past, u32 consumers = 2) {
+// Where `group` is not 0, some of the tasks of each launch are left over.
+template <class Q = Queue>
+static int tiles(u32 n, u32 ctas, u32 past, u32 consumers = 2, u32 group = 0) {
   counter = past * n;
   bars.assign(ctas, {});
   std::vector<TileCursor> slots(ctas * 3);
@@ -171,11 +188,16 @@ static int tiles(u32 n, u32 ctas, u32 past, u32 consumers = 2) {
   const GemmSmem<Config> smem;
   for (u32 launch = 0; launch < 5; ++launch, ++past) {
     std::map<u32, u32> seen;
-    std::vector<Queue> hooks;
-    for (u32 c = 0; c < ctas; ++c) hooks.push_back(Queue{n, ctas, 1, c});
+    std::vector<Q> hooks;
+    const u32 all = group == 0 ? 0 : (n + group - 1) / group, groups = launch == 0 ? 0 : launch == 1 ? all : random_below(all + 1);
+    for (u32 c = 0; c < ctas; ++c) {
+      const Queue queue{n, ctas, 1, c};
+      if constexpr (std::is_same_v<Q, Queue>) hooks.push_back(queue);
+      else hooks.push_back(Q{queue, groups, group, &seen});
+    }
     // How far each agent is: what the loader took, and what readers were told.
     std::vector<std::vector<u32>> told(ctas * 3);
-    std::vector<LoaderTiles<GemmSmem<Config>, Edges, Queue>*> loaders(ctas);
+    std::vector<LoaderTiles<GemmSmem<Config>, Edges, Q>*> loaders(ctas);
     std::vector<u32> left;
     for (u32 a = 0; a < ctas * 3; ++a) left.push_back(a);
     for (u32 turn = 0; !left.empty(); ++turn) {
@@ -183,12 +205,12 @@ static int tiles(u32 n, u32 ctas, u32 past, u32 consumers = 2) {
       const u32 at = random_below(left.size()), a = left[at];
       cta = a / 3;
       const Context ctx{{}, launch % 2 ? past : kNotRead, past};
-      const Queue& q = hooks[cta];
+      const Q& q = hooks[cta];
       TileCursor& slot = slots[a];
       if (a % 3 == 0) {
         // It may go on if its next slot has been given back by both.
         if (!mbarrier_test_wait(smem.tile_empty(slot.stage), slot.phase ^ 1)) continue;
-        if (!loaders[cta]) loaders[cta] = new LoaderTiles<GemmSmem<Config>, Edges, Queue>(ctx, smem, q, slot);
+        if (!loaders[cta]) loaders[cta] = new LoaderTiles<GemmSmem<Config>, Edges, Q>(ctx, smem, q, slot);
         else loaders[cta]->advance();
         told[a].push_back(loaders[cta]->t);
         if (loaders[cta]->more()) ++seen[loaders[cta]->t], loaders[cta]->ask();
@@ -203,10 +225,10 @@ static int tiles(u32 n, u32 ctas, u32 past, u32 consumers = 2) {
         for (u32 warp = 0; warp < (lane ? 1 : consumers * kWarpgroupWarps); ++warp) {
           next = slot;
           if (lane) {
-            ReaderTiles<GemmSmem<Config>, Edges, Queue, false> reader(smem, q, next);
+            ReaderTiles<GemmSmem<Config>, Edges, Q, false> reader(smem, q, next);
             tile = reader.t, last = reader.last();
           } else {
-            ReaderTiles<GemmSmem<Config>, Edges, Queue, true> reader(smem, q, next);
+            ReaderTiles<GemmSmem<Config>, Edges, Q, true> reader(smem, q, next);
             tile = reader.t, last = reader.last();
           }
         }
@@ -217,7 +239,14 @@ static int tiles(u32 n, u32 ctas, u32 past, u32 consumers = 2) {
       }
       if (blocked) return printf("an agent waits\n"), 1;
     }
+    if constexpr (!std::is_same_v<Q, Queue>) {
+      if (seen.size() != hooks[0].with_rows()) return printf("%zu tasks are taken, not %u\n", seen.size(), hooks[0].with_rows()), 1;
+      for (const Q& q : hooks) for (lane = 0; lane < 32; ++lane) gemm_left_over(Context{{}, past, past}, q);
+      lane = 0;
+    }
     if (all_once(seen, n)) return 1;
+    // The next launch counts from here.
+    if (counter != (past + 1) * n) return printf("%u are counted, not %u\n", counter, (past + 1) * n), 1;
     for (u32 a = 0; a < ctas * 3; ++a) {
       if (told[a] != told[a - a % 3]) return printf("agent %u was told of other tiles\n", a), 1;
     }
@@ -231,6 +260,7 @@ int main() {
     wrong += queue(0, 1, 1, past) + queue(1, 5, 1, past) + queue(7, 3, 1, past) + queue(512, 132, 2, past) + queue(512, 66, 1, past);
     for (u32 consumers : {1u, 3u}) wrong += tiles(7, 3, past, consumers) + tiles(200, 9, past, consumers);
     wrong += tiles(0, 2, past) + tiles(1, 5, past) + tiles(7, 3, past) + tiles(200, 9, past) + tiles(9, 9, past);
+    for (u32 group : {1u, 3u, 8u}) wrong += tiles<RaggedQueue>(8, 3, past, 2, group) + tiles<RaggedQueue>(200, 9, past, 2, group) + tiles<RaggedQueue>(5, 7, past, 2, group);
   }
   wrong += ring<2>() + ring<3>() + ring<4>() + ring<7>();
   const u32 any = ~0u;
@@ -254,7 +284,7 @@ fn rows_rings_and_tasks_are_walked_whole() {
         definition(&library, "template <u32 kStages>\nstruct RingCursor {"),
         definition(&library, "struct RowWalk {"),
     ];
-    let head = "#include <cstdint>\n#include <cstdio>\n#include <map>\n#include <vector>\ntypedef uint32_t u32;\ntypedef uint64_t u64;\n#define MK_DEVICE inline\n";
+    let head = "#include <cstdint>\n#include <cstdio>\n#include <map>\n#include <type_traits>\n#include <vector>\ntypedef uint32_t u32;\ntypedef uint64_t u64;\n#define MK_DEVICE inline\n";
     let dynamic = |head: &str, name: &str| {
         let generic = format!("{head}\nstruct {name};\n");
         let of = definition(&library, &format!("struct {name}<"));
@@ -262,7 +292,10 @@ fn rows_rings_and_tasks_are_walked_whole() {
         let own = head.replace(", bool kDynamic = Hooks::kDynamic", "");
         [generic, format!("{own}\n{of}")].concat()
     };
-    let take = function(&library, "template <class Hooks>\nMK_DEVICE u32 take_task(");
+    let take = ["count_tasks", "take_task"]
+        .map(|name| function(&library, &format!("template <class Hooks>\nMK_DEVICE u32 {name}(")))
+        .concat();
+    let left_over = function(&library, "template <class Hooks>\nMK_DEVICE void gemm_left_over(");
     let turns = dynamic("template <class Hooks, bool kDynamic = Hooks::kDynamic>", "Turns");
     let tiles = [
         dynamic(
@@ -274,7 +307,8 @@ fn rows_rings_and_tasks_are_walked_whole() {
             "ReaderTiles",
         ),
     ];
-    let main = MAIN.replace("TURNS", &[take, &turns].concat()).replace("TILES", &tiles.concat());
+    let main = MAIN.replace("TURNS", &[&take, &turns].map(String::as_str).concat());
+    let main = main.replace("LEFT_OVER", left_over).replace("TILES", &tiles.concat());
     let constants = ["constexpr u32 kTileSlots", "constexpr u32 tile_readers"];
     let line =
         |head: &str| library.lines().find(|l| l.starts_with(head)).expect("there").to_string();
@@ -507,4 +541,43 @@ fn gradients_of_gated_rows() {
     let rows = from("struct SwigluGradTask {", whole);
     let text = GATED_ROWS.replace("OPERATIONS", &curves.concat()).replace("ROWS", rows);
     run("gradients_of_gated_rows", &text);
+}
+
+const QUOTIENTS: &str = r#"
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+typedef uint32_t u32;
+#define MK_DEVICE inline
+static float __frcp_rn(float x) { return 1.0f / x; }
+static float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+static float __int_as_float(u32 bits) { float x; std::memcpy(&x, &bits, 4); return x; }
+static u32 bits(float x) { u32 b; std::memcpy(&b, &x, 4); return b; }
+DIVISOR
+int main() {
+  u32 state = 1, wrong = 0;
+  const auto random = [&] { return state = state * 1664525u + 1013904223u; };
+  for (u32 i = 0; i < 20000000 && wrong < 10; ++i) {
+    // Factors of all magnitudes, elements of a block that has them.
+    const float factor = __int_as_float(random() >> 1), x = std::fmin(448.0f, 1.0f * (random() >> 8) / (1 << 15)) * factor * (i % 2 ? 1.0f : -1.0f);
+    if (!(factor > 0) || !std::isfinite(factor) || !std::isfinite(x)) continue;
+    const float got = Divisor(factor).quotient(x), want = x / factor;
+    if (bits(got) != bits(want)) printf("%a / %a is %a, not %a\n", x, factor, got, want), ++wrong;
+  }
+  const float inf = INFINITY;
+  for (auto [x, factor] : {std::pair{0.0f, 1.0f}, {-0.0f, 3.0f}, {1.0f, inf}, {-1.0f, inf}, {0x1p-149f, 0x1p-149f}, {448 * 0x1p-140f, 0x1p-140f}, {3e38f, 3e38f / 448}}) {
+    if (bits(Divisor(factor).quotient(x)) != bits(x / factor)) printf("%a / %a is %a\n", x, factor, Divisor(factor).quotient(x)), ++wrong;
+  }
+  if (!std::isnan(Divisor(inf).quotient(inf)) || !std::isnan(Divisor(NAN).quotient(1.0f))) printf("a NaN is lost\n"), ++wrong;
+  return wrong != 0;
+}
+"#;
+
+#[test]
+fn quotients_by_a_factor_are_the_nearest() {
+    let library = library::text();
+    let divisor = definition(&library, "struct Divisor {");
+    run("quotients_by_a_factor_are_the_nearest", &QUOTIENTS.replace("DIVISOR", divisor));
 }

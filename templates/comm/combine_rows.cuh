@@ -125,11 +125,14 @@ MK_DEVICE void combine_row(const Hooks& hooks, const CombineTask& task, u32 row,
   }
 }
 
-// The first warp waits for what is looked up, then, by that, for all rows of the task; see `gather_rows`.
-template <Dtype kFrom, Dtype kTo, u32 kThreads, u32 kBarrier, class Edges, class Hooks>
+// The first warp of a team waits for what is looked up, then, by that, for all rows of the task; see `gather_rows`. Teams take turns as in
+// `reduce_rows`.
+template <Dtype kFrom, Dtype kTo, u32 kTeams, u32 kThreads, u32 kBarrier, class Edges, class Hooks>
 MK_DEVICE void combine_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
+  const u32 team = thread / kThreads;  // below kTeams
+  thread %= kThreads;
 #pragma unroll 1
-  for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
+  for (u32 t = hooks.first() + team * hooks.stride(); t < hooks.end(); t += kTeams * hooks.stride()) {
     const CombineTask task = hooks.decode(t);
     if (thread < 32) {
       chaos_delay(ctx, Agent::Copier, t);
@@ -138,14 +141,14 @@ MK_DEVICE void combine_rows(const Context& ctx, const Hooks& hooks, u32 thread) 
       if (!ctx.aborted()) hooks.before_load(ctx, task);
       __syncwarp();
     }
-    named_barrier_sync<Edges::start, kBarrier, kThreads>();
+    team_sync<Edges::start, kBarrier, kTeams, kThreads>(team);
     if (!ctx.aborted()) {
 #pragma unroll 1
       for (u32 row = thread / 32; row < Hooks::kRows; row += kThreads / 32) {
         if (hooks.exists(task, row)) combine_row<kFrom, kTo>(hooks, task, row, thread % 32);
       }
     }
-    named_barrier_sync<Edges::done, kBarrier, kThreads>();
+    team_sync<Edges::done, kBarrier, kTeams, kThreads>(team);
     if (thread < 32) {
       hooks.after_store(ctx, task);
       __syncwarp();

@@ -1,5 +1,8 @@
 // Which tiles a CTA works on. With a static schedule every so many of the role's: each agent counts by itself. With a dynamic one the
 // loader takes one to begin with, and then the next that nobody has taken, and tells the others.
+//
+// Where a launch decides how many blocks of rows there are (`with_rows`), those that are left over come last, and nobody takes their tasks: they
+// have nothing but signals, which a warp of every CTA sees to (gemm_left_over). The one that takes the last task with rows counts them.
 
 // As the loader walks them. `Smem` is that of the role's ring, with slots for tiles, and `Edges` names `tile_full` and `tile_empty`.
 template <class Smem, class Edges, class Hooks, bool kDynamic = Hooks::kDynamic>
@@ -29,13 +32,28 @@ struct LoaderTiles<Smem, Edges, Hooks, true> {
         while (t < hooks.end()) t = take_task(ctx, hooks);
       }
     }
+    if constexpr (requires { hooks.with_rows(); }) {
+      if (t < hooks.end() && !hooks.has_rows(t)) {
+        if (t == hooks.begin()) count_tasks(ctx, hooks, hooks.tasks());
+        t = hooks.end();
+      }
+    }
     tell();
   }
   MK_DEVICE bool more() const { return t < hooks.end(); }
   // The answers have the time of some steps.
   MK_DEVICE void ask() {
     if (ctx.past == kNotRead) ctx.past = ctx.read_past();
-    next = take_task(ctx, hooks);
+    if constexpr (requires { hooks.with_rows(); }) {
+      const u32 taken = count_tasks(ctx, hooks);
+      next = hooks.begin() + hooks.workers() + min(taken, hooks.tasks());
+      if (next < hooks.end() && hooks.has_rows(next)) return;
+      const u32 with_rows = hooks.with_rows();
+      if (taken + 1 == with_rows) count_tasks(ctx, hooks, hooks.tasks() - with_rows);
+      next = hooks.end();
+    } else {
+      next = take_task(ctx, hooks);
+    }
   }
   MK_DEVICE void advance() {
     t = next;

@@ -20,6 +20,7 @@ mod error;
 mod kernel;
 mod layout;
 mod leaf;
+mod left_over;
 pub mod library;
 mod lookup;
 mod maps;

@@ -75,6 +75,11 @@ pub(super) fn roles(
         let ring_name = ring.as_ref().map_or(Value::UNDEFINED, |r| r.name.clone().into());
         let warpgroups = warpgroups(kind, &loops, threads)?;
         choices.extend(loops.iter().map(|l| l.choices(plan, id)));
+        // What a warp sees to that has no agent.
+        let left_over = loops.iter().filter(|l| left_over(&l.prepared));
+        let left_over: Vec<_> = left_over
+            .map(|l| format!("gemm_left_over(ctx, {}Hooks{{params}});", l.group.name))
+            .collect();
         let mut lanes = Vec::new();
         for (seat, number) in seats(&loops) {
             let seated = seated(env, plan, &loops, seat, warpgroups, &ring_name)?;
@@ -87,6 +92,7 @@ pub(super) fn roles(
         };
         out.push(context! {
             kind, first_cta, ctas => role.ctas, cluster => plan.cluster(id), families, hooks, ring, lanes, computing,
+            left_over,
             issuing_registers => warpgroups.issuing_registers,
             computing_registers => warpgroups.computing_registers,
             computing_warpgroups => warpgroups.computing,
@@ -211,6 +217,11 @@ impl Ring<'_> {
             ..self.value.clone()
         })
     }
+}
+
+/// Whether a loop has tasks that a launch leaves without rows.
+fn left_over(prepared: &Prepared) -> bool {
+    prepared.hooks.get_attr("left_over").is_ok_and(|x| x.is_true())
 }
 
 /// The hooks of one loop.

@@ -11,7 +11,8 @@ use mk_plan::{
 pub(in crate::emit) const EMISSION: LeafEmission = by_all_threads!(
     "combine_rows",
     "combine_rows",
-    "Dtype::@{ dtype }@, Dtype::@{ dtype_to }@, 2 * kWarpgroupThreads, 2, @{ name }@Edges"
+    "Dtype::@{ dtype }@, Dtype::@{ dtype_to }@, @{ teams }@, @{ 2 // teams }@ * kWarpgroupThreads, \
+     @{ 1 + teams }@, @{ name }@Edges"
 );
 
 /// Whether a sum has factors.
@@ -48,12 +49,13 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
     let columns = src.and_then(|a| a.region.last());
     let columns = columns.map_or_else(String::new, |(_, n)| e.c(head, None, n));
     let of = |operand| e.one_dtype(g.slices[0].id, |o| o == operand);
+    let teams = e.points.teams(&g.families())?;
     Ok(Prepared {
         families,
-        hooks: context! { rows, contributions, columns, lacks, adds },
-        call: context! { dtype => of(Operand::Src)?, dtype_to => of(Operand::Dst)? },
-        workers: g.ctas,
-        choices: vec![],
+        hooks: context! { rows, contributions, columns, lacks, adds, teams },
+        call: context! { teams, dtype => of(Operand::Src)?, dtype_to => of(Operand::Dst)? },
+        workers: teams * g.ctas,
+        choices: vec![format!("teams {teams}")],
     })
 }
 

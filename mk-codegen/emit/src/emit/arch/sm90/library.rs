@@ -29,6 +29,7 @@ pub(super) const FILES: &[(&str, &str)] = &[
     header!("nic/fifo.cuh"),
     header!("tile/gemm_config.cuh"),
     header!("tile/gemm_tiles.cuh"),
+    header!("tile/gemm_left_over.cuh"),
     header!("tile/cluster_depth.cuh"),
     header!("tile/gemm_loader.cuh"),
     header!("tile/curves.cuh"),

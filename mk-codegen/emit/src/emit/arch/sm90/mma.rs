@@ -199,7 +199,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
         ragged_depth,
         ..tile(e, g)?
     };
-    let (hooks, call) = (context! { tile }, context! {});
+    let (hooks, call) = (context! { tile, left_over => e.left_over(&g.slices)? }, context! {});
     Ok(Prepared { families, hooks, call, workers: g.ctas / g.cluster, choices })
 }
 
