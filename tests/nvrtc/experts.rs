@@ -146,22 +146,23 @@ fn experts_of_eight_bits_compile() {
     // Each rank brings its own number of tokens.
     let own_kept = kept.replace("fn f(", "fn f<T: own>(");
     let [own, own_tokens] = [layer, &tokens].map(|of| of.replace("fn f(", "fn f<T: own>("));
-    // Traced, a layer spills more than its leaves allow.
-    for (source, trace) in [
-        (own.as_str(), false),
-        (own_tokens.as_str(), false),
-        (alone, false),
-        (hidden.as_str(), false),
-        (experts.as_str(), false),
-        (layer, false),
-        (biased.as_str(), false),
-        (tokens.as_str(), false),
-        (kept.as_str(), false),
-        (own_kept.as_str(), false),
-        (backward.as_str(), false),
-        (again.as_str(), false),
-        (dx.as_str(), false),
-        (gates.as_str(), false),
+    for (source, set, trace) in [
+        (own.as_str(), "", false),
+        (own_tokens.as_str(), "", false),
+        (alone, "", false),
+        (hidden.as_str(), "", false),
+        (experts.as_str(), "", false),
+        (layer, "", false),
+        (biased.as_str(), "", false),
+        (tokens.as_str(), "", false),
+        (tokens.as_str(), "combine=sums", false),
+        (tokens.as_str(), "combine=sums", true),
+        (kept.as_str(), "", false),
+        (own_kept.as_str(), "", false),
+        (backward.as_str(), "", false),
+        (again.as_str(), "", false),
+        (dx.as_str(), "", false),
+        (gates.as_str(), "", false),
     ] {
         let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
         let sizes = [("R", 69_632), ("T", 8192), ("H", 2048), ("F", 768), ("E", 32), ("K", 8)];
@@ -169,8 +170,9 @@ fn experts_of_eight_bits_compile() {
         let sizes = sizes.iter().filter(|(name, _)| has(name));
         let sizes = sizes.map(|(name, n)| (name.to_string(), *n)).collect();
         let bound = program.bind(&sizes, &BTreeMap::new()).expect("binds");
-        let config = Config { ranks: 4, ..Config::default() };
-        judge(&format!("eight bits, {}", program.tensors().len()), Options { trace }, || {
+        let mut config = Config { ranks: 4, ..Config::default() };
+        mk::settings::read(&mut config, set).expect("settings");
+        judge(&format!("eight bits, {} {set}", program.tensors().len()), Options { trace }, || {
             mk::passes::lower(&program, &bound, &config).expect("lowers")
         });
     }
