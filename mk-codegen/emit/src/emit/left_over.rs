@@ -31,11 +31,13 @@ impl Emitter<'_> {
             return Ok(None);
         }
         let Some((table, block)) = self.blocks_of(s.id) else { return Ok(None) };
-        if self.waits_for_itself(s.id) {
+        // Nobody looks before the table is there.
+        if self.waits_for_itself(s.id) || self.table_waits(s.id)?.is_empty() {
             return Ok(None);
         }
         let mut found = None;
-        for rank in 0..self.plan.mesh.size() as usize {
+        let rotated = f.order.iter().any(|e| e.mentions(Var::RANK));
+        for rank in 0..if rotated { self.plan.mesh.size() as usize } else { 1 } {
             let tasks = self.points.tasks(s.id, rank, 1)?;
             let blocks: Vec<i64> = tasks.iter().map(|t| t.domain()[block]).collect();
             let groups = groups(&blocks);
@@ -59,7 +61,10 @@ impl Emitter<'_> {
             let [Expr::Var(block), Expr::Const(1)] = index[..] else { return None };
             let block = (0..f.domain.len()).find(|d| Var::domain(*d) == block)?;
             let of_blocks = matches!(self.plan.tables[*table].source, TableSource::Blocks { .. });
-            if !of_blocks || *found.get_or_insert((*table, block)) != (*table, block) {
+            if !of_blocks
+                || !self.plan.is_stored(*table)
+                || *found.get_or_insert((*table, block)) != (*table, block)
+            {
                 return None;
             }
         }
@@ -128,7 +133,7 @@ mod tests {
         // Columns before blocks: the last block's tasks are everywhere.
         let columns: Vec<i64> = (0..12).map(|t| t % 4).collect();
         assert_eq!(groups(&columns), None);
-        assert_eq!(groups(&[0, 0, 2, 1, 2, 2]), None, "a group of two tasks, then one of four");
+        assert_eq!(groups(&[0, 0, 1, 2, 2]), None, "a block of one task");
         assert_eq!(groups(&[1, 1, 2, 2]), None, "block 0 has no task");
         assert_eq!(groups(&[0, 0]), None);
         assert_eq!(groups(&[]), None);

@@ -176,6 +176,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
     let b_evict_first = e.points.evict_first(&run, f64::from(e.target.l2_bytes))?;
     let ragged_depth = ragged_depth(e, &run);
     let short_rows = !ragged_depth && run.iter().all(|id| e.plan.looks_up(&e.plan.families[*id]));
+    let left_over = e.left_over(&g.slices)?;
     let choices = [
         (borrowed_stage, "borrowed stage"),
         (b_evict_first, "b evict-first"),
@@ -185,6 +186,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
         (short_rows, "short rows"),
         (ragged_depth, "ragged depth"),
         (shifted, "shifted b"),
+        (left_over.is_some(), "a warp for tasks without rows"),
     ];
     let choices = choices.iter().filter(|(on, _)| *on).map(|(_, text)| text.to_string()).collect();
     let tile = context! {
@@ -199,7 +201,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
         ragged_depth,
         ..tile(e, g)?
     };
-    let (hooks, call) = (context! { tile, left_over => e.left_over(&g.slices)? }, context! {});
+    let (hooks, call) = (context! { tile, left_over }, context! {});
     Ok(Prepared { families, hooks, call, workers: g.ctas / g.cluster, choices })
 }
 
