@@ -12,12 +12,15 @@ of the layers is compared with float32's, and so is that of the same model by bf
   most 1.05;
 - the last losses are within 1 %.
 
+With --fp8 losses alone are judged, and gradients of torchao's linear layers of eight bits stand beside, where torchao is installed.
+
 One step's ratio says little: most of an error of 1 % is rounding of a few logits, which all gradients of the step share. A control shows it: torch
 with its gate computed in float32, which is more accurate, is sometimes three times as far away as torch without, and half as far. Its ratios stand
 beside (docs/decisions/backward.md).
 """
 
 import argparse
+import dataclasses
 import os
 import sys
 
@@ -105,6 +108,16 @@ class Control(Dense):
         return (F.silu(self.gate(h).float()) * self.up(h).float()).to(h.dtype)
 
 
+def torchao(layers, emulate):
+    """The same layers with torchao's linears of eight bits, a factor for each row; nothing where torchao is not installed."""
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError:
+        return None
+    config = dataclasses.replace(Float8LinearConfig.from_recipe_name("rowwise"), emulate=emulate)
+    return [convert_to_float8_training(layer, config=config) for layer in layers]
+
+
 class Model(torch.nn.Module):
     """Embedding and head are whole on every rank; layers are given."""
 
@@ -180,12 +193,12 @@ def compared(found, loss, several):
     return total.item(), (squares[:3] / squares[3]).sqrt()
 
 
-def judge(errors, losses, names, say, fp8=None):
+def judge(errors, losses, names, say, fp8=None, other="control"):
     """Whether mk's gradients, and its last loss, are as good as torch's: of each step the errors of ``mk``, ``torch`` and the control, by gradient."""
     errors = torch.stack(errors)  # [steps, (mk, torch, control), gradients]
     worst = errors.amax((0, 2))
     ratios, beside = errors[:, 0] / errors[:, 1], errors[:, 2] / errors[:, 1]
-    for name, r, most in (("mk", ratios, worst[0]), ("control", beside, worst[2])):
+    for name, r, most in (("mk", ratios, worst[0]), (other, beside, worst[2])):
         low, high = (torch.quantile(r.flatten(), q).item() for q in (0.05, 0.95))
         step = errors[:, 0 if name == "mk" else 2].amax(1) / errors[:, 1].amax(1)
         say(f"{name:8} worst error {most:.2e} (torch {worst[1]:.2e}); beside torch's, {r.numel()} gradients: mean {r.log().mean().exp():.3f}, "
@@ -193,8 +206,8 @@ def judge(errors, losses, names, say, fp8=None):
     # One step's rounding, or one layer's fault? The gradient that is furthest away, and the others of its step.
     step, at = divmod(int(errors[:, 0].argmax()), errors.shape[2])
     mk_, torch_, control_ = errors[step, :, at].tolist()
-    say(f"furthest: step {step}, {names[at]}: mk {mk_:.2e}, torch {torch_:.2e}, control {control_:.2e}; "
-        f"of that step's gradients, beside torch's: mk {ratios[step].median():.2f}, control {beside[step].median():.2f}")
+    say(f"furthest: step {step}, {names[at]}: mk {mk_:.2e}, torch {torch_:.2e}, {other} {control_:.2e}; "
+        f"of that step's gradients, beside torch's: mk {ratios[step].median():.2f}, {other} {beside[step].median():.2f}")
     far = torch.stack([torch.quantile(errors[:, i].flatten(), 0.995) for i in range(2)])
     say(f"995 of 1000 within: mk {far[0]:.2e}, torch {far[1]:.2e}")
     most = max(1.2, 1.1 * torch.quantile(beside.flatten(), 0.95))
@@ -202,7 +215,8 @@ def judge(errors, losses, names, say, fp8=None):
     # Eight bits have errors of their own: of them, losses are judged.
     near = abs(losses[-1][0] / losses[-1][1] - 1) < (0.015 if fp8 else 0.01)
     good = (fp8 is not None or accurate.item()) and near and losses[-1][0] < losses[0][0]
-    say(f"{'PASS' if good else 'FAIL'}: loss {losses[0][0]:.4f} to {losses[-1][0]:.4f} (torch {losses[-1][1]:.4f})")
+    theirs = f", {other} {losses[-1][3]:.4f}" if len(losses[-1]) > 3 else ""
+    say(f"{'PASS' if good else 'FAIL'}: loss {losses[0][0]:.4f} to {losses[-1][0]:.4f} (torch {losses[-1][1]:.4f}{theirs})")
     return good
 
 
@@ -239,7 +253,9 @@ def main():
     with torch.no_grad():
         master.embedding.weight.mul_(0.02)
     torchs = Model(c, [Dense(c, **half) for _ in range(c.layers)], **half)
-    control = Model(c, [Control(c, **half) for _ in range(c.layers)], **half)
+    theirs_of_eight = torchao([Dense(c, **half) for _ in range(c.layers)], small) if c.fp8 else None
+    beside = "torchao" if theirs_of_eight else "control"
+    control = Model(c, theirs_of_eight or [Control(c, **half) for _ in range(c.layers)], **half)
     ours = Model(c, [Parallel(c, world, **half) for _ in range(c.layers)], **half)
     wrap = lambda layer, x: layer(x)
     if c.mode == "checkpointed":
@@ -270,7 +286,8 @@ def main():
         reference.backward()
         theirs = F.cross_entropy(torchs(tokens), targets)
         theirs.backward()
-        F.cross_entropy(control(tokens), targets).backward()
+        others = F.cross_entropy(control(tokens), targets)
+        others.backward()
         if c.mode == "graphed" and step == 1:
             # Everything is bound. The graph has gradients of its own.
             static = tokens[mine].clone(), targets[mine].clone()
@@ -295,14 +312,14 @@ def main():
         total, measured = compared(found, loss, several)
         errors.append(measured)
         a, b, _ = measured.max(1).values.tolist()
-        losses.append((total, theirs.item(), reference.item()))
+        losses.append((total, theirs.item(), reference.item(), others.item()))
         if step % max(1, c.steps // 10) == 0 or step == c.steps - 1:
             say(f"step {step:3}: loss {total:.4f} (torch {theirs.item():.4f}), worst gradient error {a:.2e} (torch {b:.2e})")
         optimizer.step()
         if several:
             # Float32 attention adds gradients in any order, and AdamW makes much of little: masters would drift apart.
             same(master)
-    good = judge(errors, losses, list(found[-1]), say, c.fp8)
+    good = judge(errors, losses, list(found[-1]), say, c.fp8, beside)
     if several:
         dist.destroy_process_group()
     sys.exit(not good)
