@@ -156,7 +156,6 @@ fn experts_of_eight_bits_compile() {
         (biased.as_str(), "", false),
         (tokens.as_str(), "", false),
         (tokens.as_str(), "combine=sums", false),
-        (tokens.as_str(), "combine=sums", true),
         (kept.as_str(), "", false),
         (own_kept.as_str(), "", false),
         (backward.as_str(), "", false),

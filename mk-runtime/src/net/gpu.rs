@@ -226,7 +226,7 @@ impl CopyEngine for GpuArena {
     }
 }
 
-/// Sets words behind what a stream has, each behind a barrier of memory.
+/// Sets words after all earlier work of a stream; a memory barrier precedes each.
 ///
 /// # Safety
 /// As [`CopyEngine::set`].

@@ -1,10 +1,9 @@
-//! Tasks that a launch leaves without rows: those of the last blocks of a table, where fewer are needed than there are.
+//! Tasks without rows. A plan has a task for every block that some routing fills; a launch fills fewer, the first ones.
 //!
-//! A plan has a task for every block that rows may need, which on N ranks is N times what they need in the mean. Where
-//! tasks come block after block, or in groups of blocks, nobody takes those of the last ones: they move nothing, and
-//! their waits and posts are made by the lanes of a warp that has nothing else to do, side by side. So a post of one
-//! comes behind waits of its neighbours; where a family waits for posts of its own, in a roundabout way, that could be
-//! never, and its tasks are taken one by one.
+//! On N ranks there are N times as many blocks as a launch fills in the mean. If tasks come in the order of their
+//! blocks, or of groups of blocks, the last tasks have no rows. No CTA takes these: they move nothing. Lanes of an
+//! idle warp make their waits and posts, 32 tasks side by side. A lane then posts after its neighbours' waits. So a
+//! family that waits for its own posts, by way of others, could wait for ever: its tasks are taken one by one.
 
 use super::{Result, context::Emitter, types::Slice};
 use minijinja::{Value, context};
@@ -71,8 +70,7 @@ impl Emitter<'_> {
         found
     }
 
-    /// Whether what a family posts comes back to it in the same launch: by others that wait for it, and post what it
-    /// waits for.
+    /// Whether a family waits, in the same launch, for its own posts, by way of other families.
     fn waits_for_itself(&self, id: FamId) -> bool {
         let families = &self.plan.families;
         let posts = |id: FamId| families[id].posts.iter().map(|p| p.signal);

@@ -75,7 +75,7 @@ pub(super) fn roles(
         let ring_name = ring.as_ref().map_or(Value::UNDEFINED, |r| r.name.clone().into());
         let warpgroups = warpgroups(kind, &loops, threads)?;
         choices.extend(loops.iter().map(|l| l.choices(plan, id)));
-        // What a warp sees to that has no agent.
+        // Calls of the warp for tasks without rows.
         let left_over = loops.iter().filter(|l| left_over(&l.prepared));
         let left_over: Vec<_> = left_over
             .map(|l| format!("gemm_left_over(ctx, {}Hooks{{params}});", l.group.name))

@@ -24,10 +24,8 @@ pub(super) fn spill_bytes(plan: &Plan, options: Options) -> u32 {
             }
         }
         most = most.max(if loops > 1 { several } else { 0 });
-        let promoted = if loops > 1 || saves { promoted } else { 0 };
-        most = most.max(promoted);
-        // What one of them spills, the other spills beside it.
-        most = most.max(if traced_loop { traced + promoted } else { 0 });
+        most = most.max(if loops > 1 || saves { promoted } else { 0 });
+        most = most.max(if traced_loop { traced } else { 0 });
     }
     most
 }
