@@ -198,6 +198,17 @@ struct Turns<Hooks, true> {
   MK_DEVICE void advance() {}
 };
 
+// Orders the threads of one team; teams have barriers of their own.
+template <u32 kEdge, u32 kBarrier, u32 kTeams, u32 kThreads>
+MK_DEVICE void team_sync(u32 team) {
+  static_assert(kTeams <= 2, "a barrier's id is an immediate");
+  if (kTeams == 1 || team == 0) {
+    named_barrier_sync<kEdge, kBarrier, kThreads>();
+  } else {
+    named_barrier_sync<kEdge, kBarrier + 1, kThreads>();
+  }
+}
+
 // Run by `kThreads` threads, numbered from 0 by `thread`; a multiple of 32. The first warp waits and posts for all, each
 // lane for its share of the words, over the named barrier `kBarrier`: `Edges::start` orders its acquires before everybody's
 // loads, `Edges::done` everybody's stores before its releases. `kLeast`: bytes of the smallest elements. `kOwnRows`: whether tasks say how

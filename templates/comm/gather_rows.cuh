@@ -65,12 +65,14 @@ MK_DEVICE void gather_columns(const Hooks& hooks, const GatherTask& task, u32 th
 }
 
 // The first warp waits for what is looked up, then, by that, for what is copied, and only behind both, unless the launch has ended, the
-// others look up: where tables are not filled, nothing is read by them. Threads and barrier as of `copy_rows`.
-template <u32 kThreads, u32 kBarrier, class Edges, u32 kLeast = 2, bool kColumns = false, class Hooks>
+// others look up: where tables are not filled, nothing is read by them. Teams, threads and barriers as of `reduce_rows`: one copies while another
+// waits.
+template <u32 kTeams, u32 kThreads, u32 kBarrier, class Edges, u32 kLeast = 2, bool kColumns = false, class Hooks>
 MK_DEVICE void gather_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
-  const u32 lane = thread % 32;
+  const u32 lane = thread % 32, team = thread / kThreads;  // below kTeams
+  thread %= kThreads;
 #pragma unroll 1
-  for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
+  for (u32 t = hooks.first() + team * hooks.stride(); t < hooks.end(); t += kTeams * hooks.stride()) {
     if (thread < 32) {
       chaos_delay(ctx, Agent::Copier, t);
       hooks.before_decode(ctx, t);
@@ -78,7 +80,7 @@ MK_DEVICE void gather_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
       if (!ctx.aborted()) hooks.before_load(ctx, t);
       __syncwarp();
     }
-    named_barrier_sync<Edges::start, kBarrier, kThreads>();
+    team_sync<Edges::start, kBarrier, kTeams, kThreads>(team);
     // Whole warps, or none of their lanes.
     if (__ballot_sync(0xffffffffu, ctx.aborted()) == 0) {
       const GatherTask task = hooks.decode(t);
@@ -104,7 +106,7 @@ MK_DEVICE void gather_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
         }
       }
     }
-    named_barrier_sync<Edges::done, kBarrier, kThreads>();
+    team_sync<Edges::done, kBarrier, kTeams, kThreads>(team);
     if (thread < 32) {
       hooks.after_store(ctx, t);
       __syncwarp();

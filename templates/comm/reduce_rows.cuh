@@ -300,17 +300,6 @@ MK_DEVICE void reduce_elements(const ReduceTask& task, u64 source, const ReduceT
   }
 }
 
-// Orders the threads of one team; teams have barriers of their own.
-template <u32 kEdge, u32 kBarrier, u32 kTeams, u32 kThreads>
-MK_DEVICE void team_sync(u32 team) {
-  static_assert(kTeams <= 2, "a barrier's id is an immediate");
-  if (kTeams == 1 || team == 0) {
-    named_barrier_sync<kEdge, kBarrier, kThreads>();
-  } else {
-    named_barrier_sync<kEdge, kBarrier + 1, kThreads>();
-  }
-}
-
 // Run by `kTeams` teams of `kThreads` threads each, all numbered from 0 by `thread`; a multiple of 32. Teams take turns at the
 // CTA's tasks, so that one adds while another waits for a signal, or for its stores. The first warp of a team waits and posts for
 // it, over the named barriers from `kBarrier` on, as in `copy_rows`. Barriers of teams are for teams alone: one that has no task

@@ -9,16 +9,18 @@ use mk_plan::{Access, BinOp, Expr, Operand, Var};
 pub(in crate::emit) const EMISSION: LeafEmission = by_all_threads!(
     "gather_rows",
     "gather_rows",
-    "2 * kWarpgroupThreads, 2, @{ name }@Edges@{ \", 1\" if bytes else \", 2\" if columns else \
+    "@{ teams }@, @{ 2 // teams }@ * kWarpgroupThreads, @{ 1 + teams }@, @{ name }@Edges@{ \", 1\" if bytes else \", 2\" if columns else \
      \"\" }@@{ \", true\" if columns else \"\" }@"
 );
 
 fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
     let families: Vec<_> = g.slices.iter().map(|s| family(e, *s)).collect::<Result<_>>()?;
     let columns = families.iter().any(by_columns);
-    let call = context! { bytes => moves::of_bytes(e, g), columns };
-    let hooks = context! { columns };
-    Ok(Prepared { families, hooks, call, workers: g.ctas, choices: vec![] })
+    let teams = e.points.teams(&g.families())?;
+    let call = context! { bytes => moves::of_bytes(e, g), columns, teams };
+    let hooks = context! { columns, teams };
+    let choices = vec![format!("teams {teams}")];
+    Ok(Prepared { families, hooks, call, workers: teams * g.ctas, choices })
 }
 
 /// Whether a family copies columns.
