@@ -47,7 +47,7 @@ def layer(world, shape, settings):
     drawn = lambda *sizes: torch.randn(*sizes, device="cuda", generator=generator)
     own = experts // world.size
     w, v = (drawn(own, hidden, 2, inner) / hidden**0.5).bfloat16(), (drawn(own, inner, hidden) / inner**0.5).bfloat16()
-    matrices = _float8._matrices(w, v)
+    matrices = _float8._matrices(*_float8._stacks(w, v))
     kernels = {"bf16": (mk.compile(BF16, world), (w, v)), "eight": (mk.compile(EIGHT, world), matrices)}
     for text in settings:
         kernels[f"eight {text}"] = (mk.compile(EIGHT, world, fuse="always", settings=text), matrices)

@@ -284,7 +284,7 @@ class Float8(unittest.TestCase):
 
     def test_stacks_have_the_factors_of_their_matrices(self):
         x, w = torch.randn(256, 272), torch.randn(3, 2, 128, 272)
-        (q, sx), (v, sv) = mk.nn._float8.quantized(x), mk.nn._float8.stacked(w)
+        (q, sx), (v, sv) = mk.nn._float8.quantized(x), mk.nn._float8.quantized(w, 128)
         self.assertEqual(tuple(sv.shape), (3, 2, 1, 3))
         counts = torch.tensor([100, 0, 40], dtype=torch.int32)
         f = mk.compile(

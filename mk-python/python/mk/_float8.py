@@ -7,28 +7,24 @@ import torch
 from ._errors import ArgumentError
 from ._function import compile
 
-__all__ = ["Gated", "Linear", "Rows", "Tokens", "dequantized", "quantized", "stacked"]
+__all__ = ["Gated", "Linear", "Rows", "Tokens", "dequantized", "quantized"]
 BLOCK = 128
 # Matrices of experts.
 MATRICES = f"scaled({BLOCK}, {BLOCK}) @ shard(0)"
 
 
 def quantized(x, rows=1, dtype=torch.float8_e4m3fn):
-    """``x``, a matrix, in eight bits, and a factor for each ``rows`` x 128, ``[ceil(M / rows), ceil(K / 128)]``: of zeros 1, of what has a NaN NaN."""
-    m, k = x.shape
-    wide = torch.nn.functional.pad(x.float(), (0, -k % BLOCK, 0, -m % rows))
-    blocks = wide.view(wide.shape[0] // rows, rows, wide.shape[1] // BLOCK, BLOCK)
-    most = blocks.abs().amax((1, 3))
-    scale = torch.where(most == 0, torch.ones_like(most), most / torch.finfo(dtype).max)
-    values = (blocks / scale[:, None, :, None]).view(wide.shape)[:m, :k]
-    return values.to(dtype).contiguous(), scale
-
-
-def stacked(w):
-    """Matrices ``[..., N, K]`` in eight bits, and a factor for each 128 x 128 of each, ``[..., ceil(N / 128), ceil(K / 128)]``."""
-    flat = [quantized(matrix, BLOCK) for matrix in w.contiguous().flatten(0, -3)]
-    values, scales = (torch.stack(list(t)) for t in zip(*flat))
-    return values.view(w.shape), scales.view(*w.shape[:-2], *scales.shape[1:])
+    """``x``, a matrix ``[M, K]`` or a stack of them, in eight bits, and a factor for each ``rows`` x 128, ``[ceil(M / rows), ceil(K / 128)]``: of zeros 1,
+    of what has a NaN NaN."""
+    *stack, m, k = x.shape
+    wide = torch.nn.functional.pad(x, (0, -k % BLOCK, 0, -m % rows)) if m % rows or k % BLOCK else x.contiguous()
+    blocks = wide.view(*stack, wide.shape[-2] // rows, rows, wide.shape[-1] // BLOCK, BLOCK)
+    most = torch.linalg.vector_norm(blocks, torch.inf, (-3, -1)).float()
+    scale = torch.where(most == 0, 1.0, most / torch.finfo(dtype).max)
+    # One pass: quotients in float32 are rounded as they are stored.
+    values = torch.empty(wide.shape, dtype=dtype, device=x.device)
+    torch.div(blocks, scale[..., :, None, :, None], out=values.view(blocks.shape))
+    return values[..., :m, :k].contiguous(), scale
 
 
 def dequantized(x, scale, rows=1):
@@ -38,30 +34,50 @@ def dequantized(x, scale, rows=1):
     return (x.float() * (each if rows == 1 else each.repeat_interleave(rows, 0)[:m])).bfloat16()
 
 
+def _turned(t):
+    """Matrices along the other dimension: of their factors, too."""
+    *stack, m, k = t.shape
+    if t.element_size() != 1 or m % 8:
+        return t.transpose(-2, -1).contiguous()
+    # Bytes of eight rows side by side first: columns then move as words of eight bytes, in half the time.
+    words = t.view(torch.uint8).view(*stack, m // 8, 8, k).transpose(-2, -1).contiguous().view(torch.int64).squeeze(-1)
+    return words.transpose(-2, -1).contiguous().view(t.dtype).view(*stack, k, m)
+
+
+class _Own:
+    """What each rank does with rows of its own, in one pass: to eight bits and back, and a SwiGLU block's middle, with its derivative."""
+
+    def __init__(self, make):
+        self.quantize = make(f"fn quantized(x: bf16[R, K] @ shard(0)) {{ x -> quantize(e4m3, 1, {BLOCK}) }}")
+        self.wide = make(f"fn dequantized(x: e4m3[R, K] scaled(1, {BLOCK}) @ shard(0)) {{ x -> dequantize }}")
+        self.hidden = make(f"fn hidden(h: bf16[R, 2, F] @ shard(0)) {{ h -> swiglu -> quantize(e4m3, 1, {BLOCK}) }}")
+        self.swiglu_grad = make("fn experts_dh(d: bf16[R, F] @ shard(0), h: bf16[R, 2, F] @ shard(0)) { d -> swiglu_grad(h) }")
+
+
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx, linear, x, w, bias):
-        (x, sx), (w, sw) = quantized(x), quantized(w, BLOCK)
+        (x, sx), (w, sw) = linear.own.quantize(x.bfloat16().contiguous()), quantized(w, BLOCK)
         ctx.linear, ctx.biased = linear, bias is not None
         ctx.save_for_backward(x, sx, w, sw)
-        given = [x, sx.t().contiguous(), w, sw]
-        return linear.forward(*given) if bias is None else linear.forward(*given, bias)
+        return linear.forward(x, sx, w, sw) if bias is None else linear.forward(x, sx, w, sw, bias)
 
     @staticmethod
     def backward(ctx, dy):
         linear = ctx.linear
         x, sx, w, sw = ctx.saved_tensors
-        d, sd = quantized(dy)
+        dy = dy.bfloat16().contiguous()
+        d, sd = linear.own.quantize(dy)
         dx = dw = dbias = None
         if ctx.needs_input_grad[1]:
             # Along the other dimension: the same factors, and bytes the other way round.
-            dx = linear.backward(d, sd.t().contiguous(), w.t().contiguous(), sw.t().contiguous())
+            dx = linear.backward(d, sd, _turned(w), _turned(sw))
         if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
-            d = linear.whole(d, sd, linear.gathers_gradients)
+            rows = linear.gradients(dy, d, sd)
             if ctx.needs_input_grad[2]:
-                dw = d.t() @ linear.whole(x, sx, linear.gathers_input)
+                dw = rows.t() @ linear.inputs(x, sx)
             if ctx.needs_input_grad[3]:
-                dbias = (d if linear.gathers_gradients else dy).sum(0)
+                dbias = rows.sum(0)
         return None, dx, dw, dbias
 
 
@@ -83,49 +99,82 @@ class Linear:
         self.forward = make(f"fn linear({operands(x, own)}{parameter}) {{ {product(self.gathers_input, '' if columns else sums)}{stage} }}")
         # x and w are gradients of y, and the weight the other way round.
         self.backward = make(f"fn linear_dx({operands(dy, other)}) {{ {product(self.gathers_gradients, sums if columns else '')} }}")
-        self._gather = make("fn whole(x: e4m3[M, K] @ shard(0)) { gather(x) }") if sequence_parallel else None
+        self.own, self._whole = _Own(make), None
+        if sequence_parallel:
+            self._whole = make(f"fn whole(x: e4m3[M, K] scaled(1, {BLOCK}) @ shard(0)) {{ gather(x) -> dequantize }}")
 
     def __call__(self, x, weight, bias=None):
         return _Product.apply(self, x, weight, bias)
 
-    def whole(self, x, scale, gathers):
-        """All rows, in bfloat16. Factors travel as bytes."""
-        if gathers:
-            x = self._gather(x)
-            scale = self._gather(scale.contiguous().view(torch.float8_e4m3fn)).view(torch.float32)
-        return dequantized(x, scale)
+    def inputs(self, x, scale):
+        """What the weight was multiplied with, in bfloat16: all rows."""
+        return (self._whole if self.gathers_input else self.own.wide)(x, scale)
+
+    def gradients(self, dy, d, scale):
+        """Gradients of all rows of results, in bfloat16: others' have travelled in eight bits."""
+        return self._whole(d, scale) if self.gathers_gradients else dy
+
+
+class _Block(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, block, x, gate_up, down):
+        x, sx = block.own.quantize(x.bfloat16().contiguous())
+        (w, sw), (v, sv) = quantized(gate_up.flatten(1), BLOCK), quantized(down, BLOCK)
+        h = block.up.forward(x, sx, _turned(w), _turned(sw)).unflatten(1, (2, -1))
+        a, sa = block.own.hidden(h)
+        ctx.block = block
+        ctx.save_for_backward(x, sx, w, sw, v, sv, h, a, sa)
+        return block.down.forward(a, sa, _turned(v), _turned(sv))
+
+    @staticmethod
+    def backward(ctx, dy):
+        block, own = ctx.block, ctx.block.own
+        x, sx, w, sw, v, sv, h, a, sa = ctx.saved_tensors
+        _, needs_x, needs_w, needs_v = ctx.needs_input_grad
+        dx = dw = dv = None
+        dy = dy.bfloat16().contiguous()
+        d, sd = own.quantize(dy)
+        if needs_v:
+            dv = block.down.inputs(a, sa).t() @ block.down.gradients(dy, d, sd)
+        if needs_x or needs_w:
+            dh = own.swiglu_grad(block.down.backward(d, sd, v, sv), h).flatten(1)
+            e, se = own.quantize(dh)
+            if needs_x:
+                dx = block.up.backward(e, se, w, sw)
+            if needs_w:
+                dw = (block.up.inputs(x, sx).t() @ block.up.gradients(dh, e, se)).unflatten(1, (2, -1))
+        return None, dx, dw, dv
 
 
 class Gated:
-    """The kernels of a SwiGLU block: gates above ups as rows of one weight."""
+    """The kernels of a SwiGLU block, of weights ``[K, 2, F]`` and ``[F, K]``."""
 
     def __init__(self, world, sequence_parallel, options):
         self.up, self.down = (Linear(world, columns, sequence_parallel, False, options) for columns in (True, False))
-        self.swiglu = compile("fn gated(h: bf16[M, 2, F] @ shard(2)) { h -> swiglu }", world, **options)
+        self.own = self.up.own
 
     def __call__(self, x, gate_up, down):
-        h = self.up(x, gate_up.permute(1, 2, 0).reshape(-1, gate_up.shape[0]))
-        return self.down(self.swiglu(h.unflatten(1, (2, -1))), down.t())
+        return _Block.apply(self, x, gate_up, down)
 
 
-def _matrices(w, v):
-    """Experts' matrices and their factors, with K last, as tensor cores read eight bits."""
-    return *stacked(w.permute(0, 2, 3, 1)), *stacked(v.transpose(1, 2))
+def _stacks(w, v):
+    """Experts' matrices ``[E, K, 2, F]`` and ``[E, F, K]`` and their factors, as GEMMs of gradients of rows read them: ``[E, K, 2F]``, ``[E, F, K]``."""
+    return *quantized(w.flatten(2), BLOCK), *quantized(v, BLOCK)
 
 
-def _other(t):
-    """Matrices along the other dimension: of their factors, too."""
-    return t.transpose(1, 2).contiguous()
+def _matrices(w, sw, v, sv):
+    """The same as GEMMs of rows read them, with K last: ``[E, 2, F, K]``, ``[E, K, F]``."""
+    return _turned(w).unflatten(1, (2, -1)), _turned(sw).unflatten(1, (2, -1)), _turned(v), _turned(sv)
 
 
 class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx, layer, x, counts, w, v, *biases):
         x, sx = layer.quantize(x.contiguous())
-        w, sw, v, sv = _matrices(w, v)
+        stacks = _stacks(w, v)
         ctx.layer = layer
-        ctx.save_for_backward(x, sx, counts, w, sw, v, sv, *biases)
-        return layer.forward(x, sx, counts, w, sw, v, sv, *biases)
+        ctx.save_for_backward(x, sx, counts, *stacks, *biases)
+        return layer.forward(x, sx, counts, *_matrices(*stacks), *biases)
 
     @staticmethod
     def backward(ctx, dy):
@@ -135,13 +184,13 @@ class _Rows(torch.autograd.Function):
         dy, found = dy.contiguous(), {}
         d, sd = layer.quantize(dy)
         if any(needs.get(name) for name in "xwvb"):
-            h = layer.up(x, sx, counts, w, sw, *biases[:1])
+            h = layer.up(x, sx, counts, _turned(w), _turned(sw), *biases[:1])
         if any(needs.get(name) for name in "xwb"):
-            da = layer.down(d, sd, counts, _other(v), _other(sv))
+            da = layer.down(d, sd, counts, v, sv)
             dh = layer.swiglu_grad(da, h).flatten(1)
             e, se = layer.quantize(dh)
         if needs["x"]:
-            found["x"] = layer.down(e, se, counts, _other(w.flatten(1, 2)), _other(sw.flatten(1, 2)))
+            found["x"] = layer.down(e, se, counts, w, sw)
         if needs["w"]:
             found["w"] = layer.weights(layer.wide(x, sx), counts, layer.wide(e, se)).unflatten(2, (2, -1))
         if needs["v"]:
@@ -157,18 +206,14 @@ class _Rows(torch.autograd.Function):
         return None, *(found.get(name) for name in needs)
 
 
-class _Kernels:
+class _Kernels(_Own):
     """GEMMs of rows of experts, and those of their gradients, with ``counts``, a parameter of texts, that says whose rows there are."""
 
     def __init__(self, make, biased, counts, experts=""):
         self._rows = f"x: e4m3[R, K] scaled(1, {BLOCK}) @ shard(0), {counts} @ shard(0)"
+        super().__init__(make)
         self._make, self._counts = make, counts.split(":")[0]
         self._up = self.product("up", ", b: bf16[E, N] @ shard(0)" if biased else "", " -> bias(b)" if biased else "")
-        self.hidden = make(f"fn hidden(h: bf16[R, 2, F] @ shard(0)) {{ h -> swiglu -> quantize(e4m3, 1, {BLOCK}) }}")
-        self.swiglu_grad = make("fn experts_dh(d: bf16[R, F] @ shard(0), h: bf16[R, 2, F] @ shard(0)) { d -> swiglu_grad(h) }")
-        # Of rows, and back.
-        self.quantize = make(f"fn quantized(x: bf16[R, K] @ shard(0)) {{ x -> quantize(e4m3, 1, {BLOCK}) }}")
-        self.wide = make(f"fn dequantized(x: e4m3[R, K] scaled(1, {BLOCK}) @ shard(0)) {{ x -> dequantize }}")
         self.weights = make(
             f"""fn experts_dw(x: bf16[R, K] @ shard(0), {counts} @ shard(0), d: bf16[R, N] @ shard(0)) {{
                 ragged(x, {self._counts}) -> grouped_wgrad(d{experts})
@@ -180,7 +225,7 @@ class _Kernels:
 
     def up(self, x, sx, counts, w, sw, *biases):
         """Gates and ups of rows."""
-        h = self._up(x, sx, counts, w.flatten(1, 2), sw.flatten(1, 2), *(b.flatten(1) for b in biases))
+        h = self._up(x, sx, counts, w, sw, *(b.flatten(1) for b in biases))
         return h.unflatten(1, (2, -1))
 
 
@@ -207,10 +252,10 @@ class Rows(_Kernels):
 class _Tokens(torch.autograd.Function):
     @staticmethod
     def forward(ctx, layer, x, ids, weights, *given):
-        (w, sw, v, sv), rest = _matrices(*given[:2]), given[2:]
-        y, rows, factors = layer.kept(x, ids, weights, w, sw, v, sv, *rest)
+        stacks, rest = _stacks(*given[:2]), given[2:]
+        y, rows, factors = layer.kept(x, ids, weights, *_matrices(*stacks), *rest)
         ctx.layer = layer
-        ctx.save_for_backward(rows, factors, ids, weights, w, sw, v, sv, *rest[: 2 * layer.biased])
+        ctx.save_for_backward(rows, factors, ids, weights, *stacks, *rest[: 2 * layer.biased])
         return y
 
     @staticmethod
@@ -223,18 +268,18 @@ class _Tokens(torch.autograd.Function):
         dy, found = dy.contiguous(), {"s": dy}
         if wants("xwvbc"):
             # Rows' gradients, without their tokens' weights, and those of what the second GEMM reads.
-            da, d, sd = layer.back(dy, ids, _other(v), _other(sv))
+            da, d, sd = layer.back(dy, ids, v, sv)
         if wants(("x", "weights", "w", "v", "b")):
-            h = layer.up(x, sx, ids, w, sw, *biases[:1])
+            h = layer.up(x, sx, ids, _turned(w), _turned(sw), *biases[:1])
         if wants("xwb"):
             dh = layer.swiglu_grad(da, h).flatten(1)
             e, se = layer.quantize(dh)
         if wants("x"):
-            found["x"] = layer.sums(e, se, ids, _other(w.flatten(1, 2)), _other(sw.flatten(1, 2)), weights)
+            found["x"] = layer.sums(e, se, ids, w, sw, weights)
         if wants(("weights", "v")):
             a, sa = layer.hidden(h)
         if wants(("weights",)):
-            found["weights"] = layer.products(a, sa, ids, v, sv, *biases[1:], dy)
+            found["weights"] = layer.products(a, sa, ids, _turned(v), _turned(sv), *biases[1:], dy)
         if wants("wvbc"):
             each = layer.each(dy.new_ones(len(dy), 8), ids, weights, torch.eye(8, dtype=dy.dtype, device=dy.device).expand(len(w), 8, 8).contiguous())
             weighed = lambda values, scale: layer.wide(values, scale * each[:, 0].float())
@@ -295,7 +340,7 @@ class Tokens(_Kernels):
     def __call__(self, *given):
         if torch.is_grad_enabled() and any(t.requires_grad for t in given):
             return _Tokens.apply(self, *given)
-        return self.forward(*given[:3], *_matrices(*given[3:5]), *given[5:])
+        return self.forward(*given[:3], *_matrices(*_stacks(*given[3:5])), *given[5:])
 
 
 def check(fp8, dtype, part, what):

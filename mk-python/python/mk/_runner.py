@@ -10,7 +10,7 @@ from . import _mk
 from ._errors import ArgumentError
 from ._evaluate import dtype, evaluate
 from ._fake import check
-from ._experts import Experts, axis, experts, room
+from ._experts import BLOCK, Experts, axis, experts, room
 from ._meshes import along, parts
 from ._reference import ReferenceWorld
 
@@ -80,6 +80,10 @@ class Runner:
                 sizes[value["dims"][0]] = room(tokens, slots, of(experts(self.values, value)), self._along[axis(self.program)][0])
         while any(self._follow(sizes, *relation) for relation in self._views):
             pass
+        for value in self.values:
+            if value["op"] == "factor" and isinstance(value["dims"][0], str):
+                columns = self.values[value["inputs"][0]]["dims"][-1]
+                sizes.setdefault(value["dims"][0], -(-sizes.get(columns, columns) // BLOCK))
         return sizes
 
     def _count(self, sizes, dim, rows):
