@@ -47,10 +47,10 @@ def layer(world, shape, settings):
     drawn = lambda *sizes: torch.randn(*sizes, device="cuda", generator=generator)
     own = experts // world.size
     w, v = (drawn(own, hidden, 2, inner) / hidden**0.5).bfloat16(), (drawn(own, inner, hidden) / inner**0.5).bfloat16()
-    matrices = _float8._matrices(*_float8._stacks(w, v))
-    kernels = {"bf16": (mk.compile(BF16, world), (w, v)), "eight": (mk.compile(EIGHT, world), matrices)}
+    eight = _float8.halves(*_float8.matrices(w, v)[1])
+    kernels = {"bf16": (mk.compile(BF16, world), (w, v)), "eight": (mk.compile(EIGHT, world), eight)}
     for text in settings:
-        kernels[f"eight {text}"] = (mk.compile(EIGHT, world, fuse="always", settings=text), matrices)
+        kernels[f"eight {text}"] = (mk.compile(EIGHT, world, fuse="always", settings=text), eight)
     runs, outs = {name: [] for name in kernels}, {}
     for i in range(SETS):
         gate, ids = drawn(tokens, experts).softmax(1).topk(slots)

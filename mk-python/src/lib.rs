@@ -4,7 +4,7 @@
 //! arguments apart, `check.rs` checks them in worlds of every kind, `plan.rs` shows and simulates what would run,
 //! `program.rs` gives the pipeline as data, `source.rs` reads its text, `predict.rs` asks the cost model, `derive.rs`
 //! gives derivatives as texts, `balance.rs` orders documents, `explain.rs` explains and has it compared, `options.rs`
-//! reads keyword arguments, `interrupt.rs` looks for signals, `log.rs` passes warnings on, `command.rs` is the `mk`
+//! reads keyword arguments, `weight.rs` quantises weights, `interrupt.rs` looks for signals, `log.rs` passes warnings on, `command.rs` is the `mk`
 //! command, `errors.rs` turns errors into exceptions.
 //!
 //! Invariants: nothing is decided here that a Rust program could not decide through the crate `mk`. The interpreter is
@@ -30,6 +30,7 @@ mod program;
 mod source;
 mod store;
 mod tensor;
+mod weight;
 mod world;
 
 use pyo3::prelude::*;
@@ -62,6 +63,8 @@ mod _mk {
     use super::source::{defaults, source};
     #[pymodule_export]
     use super::store::all_gather;
+    #[pymodule_export]
+    use super::weight::quantize_weight;
     #[pymodule_export]
     use super::world::World;
 

@@ -27,6 +27,7 @@ pub mod proxy;
 pub mod reference;
 pub mod store;
 pub mod transport;
+pub mod weights;
 pub mod world;
 
 pub use env::{VARIABLES, nccl_channels};

@@ -1,9 +1,11 @@
 """Linear layers whose GEMMs read eight bits: operands A with factors of 1 x 128, weights of 128 x 128."""
 
+import math
 import re
 
 import torch
 
+from . import _mk
 from ._errors import ArgumentError
 from ._function import compile
 
@@ -36,12 +38,39 @@ def dequantized(x, scale, rows=1):
 
 def _turned(t):
     """Matrices along the other dimension: of their factors, too."""
-    *stack, m, k = t.shape
-    if t.element_size() != 1 or m % 8:
-        return t.transpose(-2, -1).contiguous()
-    # Bytes of eight rows side by side first: columns then move as words of eight bytes, in half the time.
-    words = t.view(torch.uint8).view(*stack, m // 8, 8, k).transpose(-2, -1).contiguous().view(torch.int64).squeeze(-1)
-    return words.transpose(-2, -1).contiguous().view(t.dtype).view(*stack, k, m)
+    return t.transpose(-2, -1).contiguous()
+
+
+# Of bf16 ``[.., M, K]``: in eight bits, a factor for each 128 x 128, and both turned. On GPUs in one pass, of sizes that layers have.
+_library = torch.library.Library("mk", "FRAGMENT")
+_library.define("quantize_weight(Tensor w) -> (Tensor, Tensor, Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def _made(w):
+    """Results of the operator, without contents."""
+    *stack, m, k = w.shape
+    blocks = [-(-m // BLOCK), -(-k // BLOCK)]
+    make = lambda sizes, dtype: w.new_empty([*stack, *sizes], dtype=dtype)
+    values, factors = torch.float8_e4m3fn, torch.float32
+    return make([m, k], values), make(blocks, factors), make([k, m], values), make(blocks[::-1], factors)
+
+
+def _on_cpu(w):
+    q, scale = quantized(w, BLOCK)
+    return q, scale, _turned(q), _turned(scale)
+
+
+def _on_gpu(w):
+    *stack, m, k = w.shape
+    w, made = w.contiguous(), _made(w)
+    _mk._quantize_weight(w.get_device(), [math.prod(stack), m, k], [t.data_ptr() for t in (w, *made)])
+    return made
+
+
+_library.impl("quantize_weight", _on_cpu, "CPU")
+_library.impl("quantize_weight", _on_gpu, "CUDA")
+torch.library.register_fake("mk::quantize_weight", _made, lib=_library)
+both = torch.ops.mk.quantize_weight
 
 
 class _Own:
@@ -57,9 +86,9 @@ class _Own:
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx, linear, x, w, bias):
-        (x, sx), (w, sw) = linear.own.quantize(x.bfloat16().contiguous()), quantized(w, BLOCK)
-        ctx.linear, ctx.biased = linear, bias is not None
-        ctx.save_for_backward(x, sx, w, sw)
+        (x, sx), (w, sw, *turned) = linear.own.quantize(x.bfloat16().contiguous()), both(w)
+        ctx.linear = linear
+        ctx.save_for_backward(x, sx, *turned)
         return linear.forward(x, sx, w, sw) if bias is None else linear.forward(x, sx, w, sw, bias)
 
     @staticmethod
@@ -70,8 +99,7 @@ class _Product(torch.autograd.Function):
         d, sd = linear.own.quantize(dy)
         dx = dw = dbias = None
         if ctx.needs_input_grad[1]:
-            # Along the other dimension: the same factors, and bytes the other way round.
-            dx = linear.backward(d, sd, _turned(w), _turned(sw))
+            dx = linear.backward(d, sd, w, sw)
         if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
             rows = linear.gradients(dy, d, sd)
             if ctx.needs_input_grad[2]:
@@ -119,12 +147,13 @@ class _Block(torch.autograd.Function):
     @staticmethod
     def forward(ctx, block, x, gate_up, down):
         x, sx = block.own.quantize(x.bfloat16().contiguous())
-        (w, sw), (v, sv) = quantized(gate_up.flatten(1), BLOCK), quantized(down, BLOCK)
-        h = block.up.forward(x, sx, _turned(w), _turned(sw)).unflatten(1, (2, -1))
+        # As GEMMs of gradients read them, and as those of rows do.
+        (w, sw, *up), (v, sv, *down) = both(gate_up.flatten(1)), both(down)
+        h = block.up.forward(x, sx, *up).unflatten(1, (2, -1))
         a, sa = block.own.hidden(h)
         ctx.block = block
         ctx.save_for_backward(x, sx, w, sw, v, sv, h, a, sa)
-        return block.down.forward(a, sa, _turned(v), _turned(sv))
+        return block.down.forward(a, sa, *down)
 
     @staticmethod
     def backward(ctx, dy):
@@ -157,34 +186,37 @@ class Gated:
         return _Block.apply(self, x, gate_up, down)
 
 
-def _stacks(w, v):
-    """Experts' matrices ``[E, K, 2, F]`` and ``[E, F, K]`` and their factors, as GEMMs of gradients of rows read them: ``[E, K, 2F]``, ``[E, F, K]``."""
-    return *quantized(w.flatten(2), BLOCK), *quantized(v, BLOCK)
+def matrices(w, v):
+    """Experts' matrices ``[E, K, 2, F]`` and ``[E, F, K]`` and their factors: as GEMMs of gradients of rows read them, ``[E, K, 2F]`` and ``[E, F, K]``,
+    then as those of rows do, with K last: ``[E, 2F, K]`` and ``[E, K, F]``."""
+    (w, sw, wt, swt), (v, sv, vt, svt) = both(w.flatten(2)), both(v)
+    return (w, sw, v, sv), (wt, swt, vt, svt)
 
 
-def _matrices(w, sw, v, sv):
-    """The same as GEMMs of rows read them, with K last: ``[E, 2, F, K]``, ``[E, K, F]``."""
-    return _turned(w).unflatten(1, (2, -1)), _turned(sw).unflatten(1, (2, -1)), _turned(v), _turned(sv)
+def halves(w, scale, *v):
+    """Of what GEMMs of rows read gates and ups apart: ``[E, 2, F, K]``."""
+    return w.unflatten(1, (2, -1)), scale.unflatten(1, (2, -1)), *v
 
 
 class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx, layer, x, counts, w, v, *biases):
         x, sx = layer.quantize(x.contiguous())
-        stacks = _stacks(w, v)
         ctx.layer = layer
-        ctx.save_for_backward(x, sx, counts, *stacks, *biases)
-        return layer.forward(x, sx, counts, *_matrices(*stacks), *biases)
+        # Eight bits of matrices are made once more, and not kept.
+        ctx.save_for_backward(x, sx, counts, w, v, *biases)
+        return layer.forward(x, sx, counts, *halves(*matrices(w, v)[1]), *biases)
 
     @staticmethod
     def backward(ctx, dy):
         layer = ctx.layer
-        x, sx, counts, w, sw, v, sv, *biases = ctx.saved_tensors
+        x, sx, counts, w, v, *biases = ctx.saved_tensors
+        (w, sw, v, sv), (up, s_up, _, _) = matrices(w, v)
         needs = dict(zip(("x", "counts", "w", "v", "b", "c"), ctx.needs_input_grad[1:]))
         dy, found = dy.contiguous(), {}
         d, sd = layer.quantize(dy)
         if any(needs.get(name) for name in "xwvb"):
-            h = layer.up(x, sx, counts, _turned(w), _turned(sw), *biases[:1])
+            h = layer.up(x, sx, counts, up, s_up, *biases[:1])
         if any(needs.get(name) for name in "xwb"):
             da = layer.down(d, sd, counts, v, sv)
             dh = layer.swiglu_grad(da, h).flatten(1)
@@ -252,16 +284,17 @@ class Rows(_Kernels):
 class _Tokens(torch.autograd.Function):
     @staticmethod
     def forward(ctx, layer, x, ids, weights, *given):
-        stacks, rest = _stacks(*given[:2]), given[2:]
-        y, rows, factors = layer.kept(x, ids, weights, *_matrices(*stacks), *rest)
+        w, v, *rest = given
+        y, rows, factors = layer.kept(x, ids, weights, *halves(*matrices(w, v)[1]), *rest)
         ctx.layer = layer
-        ctx.save_for_backward(rows, factors, ids, weights, *stacks, *rest[: 2 * layer.biased])
+        ctx.save_for_backward(rows, factors, ids, weights, w, v, *rest[: 2 * layer.biased])
         return y
 
     @staticmethod
     def backward(ctx, dy):
         layer = ctx.layer
-        x, sx, ids, weights, w, sw, v, sv, *biases = ctx.saved_tensors
+        x, sx, ids, weights, w, v, *biases = ctx.saved_tensors
+        (w, sw, v, sv), (up, s_up, down, s_down) = matrices(w, v)
         needs = dict(zip(layer.names, ctx.needs_input_grad[1:]))
         needs = {name: needs.get(name, False) for name in ("x", "ids", "weights", "w", "v", "b", "c", "s")}
         wants = lambda names: any(needs[name] for name in names)
@@ -270,7 +303,7 @@ class _Tokens(torch.autograd.Function):
             # Rows' gradients, without their tokens' weights, and those of what the second GEMM reads.
             da, d, sd = layer.back(dy, ids, v, sv)
         if wants(("x", "weights", "w", "v", "b")):
-            h = layer.up(x, sx, ids, _turned(w), _turned(sw), *biases[:1])
+            h = layer.up(x, sx, ids, up, s_up, *biases[:1])
         if wants("xwb"):
             dh = layer.swiglu_grad(da, h).flatten(1)
             e, se = layer.quantize(dh)
@@ -279,7 +312,7 @@ class _Tokens(torch.autograd.Function):
         if wants(("weights", "v")):
             a, sa = layer.hidden(h)
         if wants(("weights",)):
-            found["weights"] = layer.products(a, sa, ids, _turned(v), _turned(sv), *biases[1:], dy)
+            found["weights"] = layer.products(a, sa, ids, down, s_down, *biases[1:], dy)
         if wants("wvbc"):
             each = layer.each(dy.new_ones(len(dy), 8), ids, weights, torch.eye(8, dtype=dy.dtype, device=dy.device).expand(len(w), 8, 8).contiguous())
             weighed = lambda values, scale: layer.wide(values, scale * each[:, 0].float())
@@ -340,7 +373,7 @@ class Tokens(_Kernels):
     def __call__(self, *given):
         if torch.is_grad_enabled() and any(t.requires_grad for t in given):
             return _Tokens.apply(self, *given)
-        return self.forward(*given[:3], *_matrices(*_stacks(*given[3:5])), *given[5:])
+        return self.forward(*given[:3], *halves(*matrices(*given[3:5])[1]), *given[5:])
 
 
 def check(fp8, dtype, part, what):

@@ -12,6 +12,7 @@ mod kernels;
 mod net;
 mod probe;
 mod reference;
+mod weights;
 
 use mk_abi::KernelSource;
 use mk_runtime::doctor::Doctor;
