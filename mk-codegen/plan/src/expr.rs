@@ -271,25 +271,31 @@ impl Expr {
         }
     }
 
+    /// Whether `f` holds for this expression or for anything inside it.
+    pub fn any(&self, f: impl Fn(&Expr) -> bool) -> bool {
+        let mut found = false;
+        self.visit(&mut |e| found |= f(e));
+        found
+    }
+
+    /// Whether the expression looks up a table for which `f` holds.
+    pub fn any_table(&self, f: impl Fn(TabId) -> bool) -> bool {
+        self.any(|e| matches!(e, Expr::Table(t, _) if f(*t)))
+    }
+
     /// Whether the expression names the variable.
     pub fn mentions(&self, var: Var) -> bool {
-        let mut found = false;
-        self.visit(&mut |e| found |= *e == Expr::Var(var));
-        found
+        self.any(|e| *e == Expr::Var(var))
     }
 
     /// Whether the expression names the dimension.
     pub fn names_dim(&self, dim: DimId) -> bool {
-        let mut found = false;
-        self.visit(&mut |e| found |= *e == Expr::Dim(dim));
-        found
+        self.any(|e| *e == Expr::Dim(dim))
     }
 
     /// Whether the expression looks anything up.
     pub fn has_table(&self) -> bool {
-        let mut found = false;
-        self.visit(&mut |e| found |= matches!(e, Expr::Table(..)));
-        found
+        self.any_table(|_| true)
     }
 }
 

@@ -61,13 +61,7 @@ impl Plan {
 
     /// Whether an expression names a table in memory.
     pub fn names_stored(&self, e: &Expr) -> bool {
-        let mut found = false;
-        e.visit(&mut |e| {
-            if let Expr::Table(table, _) = e {
-                found |= self.is_stored(*table);
-            }
-        });
-        found
+        e.any_table(|t| self.is_stored(t))
     }
 
     fn any_names<'e>(

@@ -7,15 +7,10 @@ impl Emitter<'_> {
     /// Tasks of a family on a rank: of those in which these expressions have one value, one, in no order.
     fn tasks_by(&self, id: FamId, rank: usize, list: &[&Expr]) -> Result<Vec<Task>> {
         let f = &self.plan.families[id];
-        let names = |e: &Expr, d: usize| {
-            let mut found = false;
-            e.visit(&mut |e| found |= *e == Expr::Var(Var::domain(d)));
-            found
-        };
         let named: Vec<bool> = (0..f.domain.len())
             .map(|d| {
                 let extents = f.domain[d + 1..].iter().map(|(_, extent)| extent);
-                list.iter().copied().chain(extents).any(|e| names(e, d))
+                list.iter().copied().chain(extents).any(|e| e.mentions(Var::domain(d)))
             })
             .collect();
         let vars = vec![0; usize::from(Var::DOMAIN) + f.domain.len()];

@@ -34,13 +34,7 @@ impl Emitter<'_> {
             let what = "who looks tiles up takes them by a dynamic schedule";
             return EmitError::refuse(&f.name, what);
         }
-        let constant = |e: &Expr| {
-            let mut moves = false;
-            e.visit(&mut |e| {
-                moves |= matches!(e, Expr::Var(v) if *v != Var::RANK && *v != Var::EPOCH)
-            });
-            !moves
-        };
+        let moves = |e: &Expr| matches!(e, Expr::Var(v) if *v != Var::RANK && *v != Var::EPOCH);
         let first = f.leaf.contract().agents[0];
         let same = |w: &Wait| {
             let all = w.index.iter().chain([&w.count]);
@@ -48,7 +42,7 @@ impl Emitter<'_> {
                 && w.each.is_none()
                 && w.when.is_none()
                 && !self.plan.wait_names_stored(w)
-                && all.into_iter().all(constant)
+                && !all.into_iter().any(|e| e.any(moves))
         };
         let mut waits = Vec::new();
         for tab in f.accesses.iter().filter(|a| a.operand == Operand::Tab) {

@@ -276,15 +276,7 @@ impl Checker<'_> {
         let all: usize = lines.map(named).sum();
         let told = x.accesses.iter().filter_map(|a| Some((a, plan.meeting(a.when.as_ref())?)));
         let told: Vec<_> = told.collect();
-        let comes = |e: &Expr| {
-            let mut any = false;
-            e.visit(&mut |e| {
-                if let Expr::Table(t, _) = e {
-                    any |= plan.tables.get(*t).is_none_or(|t| t.source.comes());
-                }
-            });
-            any
-        };
+        let comes = |e: &Expr| e.any_table(|t| plan.tables.get(t).is_none_or(|t| t.source.comes()));
         let plain = |m: &Meeting<'_>| !m.index.iter().chain(m.rest).any(comes);
         if all != told.len() || !told.iter().all(|(_, m)| plain(m)) {
             self.error(place, "that parts meet is a condition of accesses, alone or beside one that no launch changes");

@@ -278,13 +278,7 @@ pub(super) struct Ragged {
 
 /// Whether the value of an expression depends on run-time tables.
 pub(super) fn run_time(plan: &Plan, e: &Expr) -> bool {
-    let mut found = false;
-    e.visit(&mut |e| {
-        if let Expr::Table(t, _) = e {
-            found |= !matches!(root(plan, *t), None | Some(TableSource::Const(_)));
-        }
-    });
-    found
+    e.any_table(|t| !matches!(root(plan, t), None | Some(TableSource::Const(_))))
 }
 
 /// The source of a table, through tables that are derived from it.

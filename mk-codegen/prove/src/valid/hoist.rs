@@ -73,13 +73,10 @@ fn post(p: &mut Post) -> Vec<&mut Expr> {
 
 /// An expression with variables in the place of all that has one value in a task.
 fn apart(e: &Expr, first: usize, values: &mut Vec<Expr>) -> Expr {
-    let mut changes = false;
-    e.visit(&mut |e| {
-        changes |= matches!(e, Expr::Var(Var::EACH | Var::INNER) | Expr::Table(..));
-    });
+    let changes = |e: &Expr| matches!(e, Expr::Var(Var::EACH | Var::INNER) | Expr::Table(..));
     match e {
         Expr::Const(_) | Expr::Var(_) | Expr::Dim(_) => e.clone(),
-        _ if !changes => {
+        _ if !e.any(changes) => {
             let known = values.iter().position(|v| v == e);
             let at = known.unwrap_or(values.len());
             let Ok(slot) = u8::try_from(first + at) else { return e.clone() };

@@ -95,21 +95,14 @@ impl<'p> Walk<'p> {
     /// Nothing else that a launch brings decides what these accesses are of, or whether they are there.
     fn decided(&self, id: FamId, x: &Family, lines: &[&Access]) -> Result<(), Violation> {
         let plan = self.plan;
-        let mut comes = false;
-        let mut look = |e: &mk_plan::Expr| {
-            e.visit(&mut |e| {
-                if let mk_plan::Expr::Table(t, _) = e {
-                    comes |= plan.tables[*t].source.comes();
-                }
-            });
-        };
-        x.domain.iter().chain(&x.inner).map(|(_, n)| n).chain(&x.order).for_each(&mut look);
-        for a in lines {
-            a.region.iter().flat_map(|(base, n)| [base, n]).for_each(&mut look);
-            a.each.iter().map(|e| &e.extent).chain([&a.rank, &a.version]).for_each(&mut look);
-            plan.beside_meeting(a.when.as_ref()).into_iter().for_each(&mut look);
-        }
-        match comes {
+        let loops = x.domain.iter().chain(&x.inner).map(|(_, n)| n).chain(&x.order);
+        let touched = lines.iter().flat_map(|a| {
+            let region = a.region.iter().flat_map(|(base, n)| [base, n]);
+            let whole = a.each.iter().map(|e| &e.extent).chain([&a.rank, &a.version]);
+            region.chain(whole).chain(plan.beside_meeting(a.when.as_ref()))
+        });
+        let comes = |e: &mk_plan::Expr| e.any_table(|t| plan.tables[t].source.comes());
+        match loops.chain(touched).any(comes) {
             true => Err(Violation::Capacity {
                 place: format!("{id} {:?}", x.name),
                 message: "touches what is written where parts meet, and other tables of the launch say where".into(),

@@ -13,7 +13,7 @@ use super::report::Violation;
 use memory::{Ids, Memory, Slab, What, rows, slab};
 use mk_abi::DType;
 use mk_plan::{
-    Axis, BufId, Expr, FamId, Family, LIST_TOKENS, Leaf, MAX_TASKS, Mode, Operand, Plan, Point,
+    Axis, BufId, FamId, Family, LIST_TOKENS, Leaf, MAX_TASKS, Mode, Operand, Plan, Point,
     PointError, Points, Region, RoutePart, Space, TabId, Table, TableSet, TableSource, Tabulate,
     Tabulation, Task,
 };
@@ -450,18 +450,11 @@ impl<'p> Walk<'p> {
 
 /// Whether a table that is not in the plan decides what tasks a family has, or what one of them touches.
 fn looks_up(plan: &Plan, x: &Family) -> bool {
-    let decides = |e: &Expr| match e {
-        Expr::Table(t, _) => !matches!(plan.tables[*t].source, TableSource::Const(_)),
-        _ => false,
-    };
-    let mut found = false;
+    let decides = |t: TabId| !matches!(plan.tables[t].source, TableSource::Const(_));
     let accesses = x.accesses.iter().flat_map(|a| {
         let region = a.region.iter().flat_map(|(base, n)| [base, n]);
         region.chain([&a.rank, &a.version]).chain(&a.when).chain(a.each.iter().map(|e| &e.extent))
     });
     let loops = x.domain.iter().chain(&x.inner).map(|(_, n)| n);
-    for e in accesses.chain(loops).chain(&x.order) {
-        e.visit(&mut |e| found |= decides(e));
-    }
-    found
+    accesses.chain(loops).chain(&x.order).any(|e| e.any_table(decides))
 }

@@ -104,9 +104,7 @@ pub(super) fn chosen(plan: &Plan) -> Vec<Violation> {
     for (id, x) in plan.families.iter() {
         let loops = ("loops".to_string(), extents(x));
         for (what, list) in amounts(x).into_iter().chain([loops]) {
-            let mut found = false;
-            list.iter().for_each(|e| e.visit(&mut |e| found |= chooses(e)));
-            if found {
+            if list.iter().any(|e| e.any(chooses)) {
                 let message = "a block's group, or a place, decides how much there is; \
                     only the rows of blocks may (column 1)";
                 out.push(Violation::Ragged {
@@ -144,11 +142,7 @@ pub(super) fn prefix_of(plan: &Plan, e: &Expr) -> Option<(TabId, Vec<Expr>)> {
 pub(super) fn apart(plan: &Plan, counts: &BTreeSet<usize>, flags: &BTreeSet<usize>) -> bool {
     let flag = |e: &Expr| matches!(e, Expr::Table(t, _) if flags.contains(&t.index()));
     let count = |e: &Expr| is_count(counts, plan, e) || prefix_of(plan, e).is_some();
-    let finds = |list: &[&Expr], found: &dyn Fn(&Expr) -> bool| {
-        let mut any = false;
-        list.iter().for_each(|e| e.visit(&mut |e| any |= found(e)));
-        any
-    };
+    let finds = |list: &[&Expr], found: &dyn Fn(&Expr) -> bool| list.iter().any(|e| e.any(found));
     plan.families.values().all(|x| {
         let loops = extents(x);
         let bases: Vec<_> = x.accesses.iter().flat_map(|a| &a.region).map(|r| &r.0).collect();
