@@ -152,6 +152,15 @@ impl Allowed {
             inner: false,
         }
     }
+
+    /// The same around an inner loop, in which some operands are touched.
+    pub(crate) fn in_loop(contract: &Contract, inner: &[Operand]) -> Allowed {
+        let mut allowed = Allowed::at_both_ends(contract);
+        for (_, at) in allowed.operands.iter_mut().filter(|(o, _)| inner.contains(o)) {
+            *at = &[Point::Inner];
+        }
+        Allowed { inner: true, ..allowed }
+    }
 }
 
 /// Types that a template takes.

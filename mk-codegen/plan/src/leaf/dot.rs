@@ -34,14 +34,10 @@ impl Record for DotTile {
     }
 
     fn allowed(&self, _: bool) -> Allowed {
-        use Point::{End, Inner, Start};
-        let rows = self.reads().iter().chain(&[Operand::Dst]).map(|o| (*o, &[Inner][..]));
-        Allowed {
-            operands: rows.chain([(Operand::Tab, &[Start][..])]).collect(),
-            waits: vec![(Copier, Start), (Copier, Inner)],
-            posts: vec![(Copier, End)],
-            inner: true,
-        }
+        let mut allowed =
+            Allowed::in_loop(&self.contract(), &[self.reads(), &[Operand::Dst]].concat());
+        allowed.waits.push((Copier, Point::Inner));
+        allowed
     }
 
     fn types(&self) -> Vec<OneType> {

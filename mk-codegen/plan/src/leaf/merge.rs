@@ -3,7 +3,7 @@
 use super::Record;
 use crate::{
     contract::{Allowed, Arity, Contract, Elements, OneType, OperandSpec},
-    names::{Agent::Copier, Mode, Operand, Point, Proxy},
+    names::{Agent::Copier, Mode, Operand, Proxy},
 };
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Formatter};
@@ -41,19 +41,7 @@ impl Record for MergeTile {
     }
 
     fn allowed(&self, _: bool) -> Allowed {
-        use Point::{End, Inner, Start};
-        Allowed {
-            operands: vec![
-                (Operand::AccIn, &[Inner]),
-                (Operand::StatIn, &[Inner]),
-                (Operand::Sinks, &[Start]),
-                (Operand::O, &[End]),
-                (Operand::Lse, &[End]),
-            ],
-            waits: vec![(Copier, Start)],
-            posts: vec![(Copier, End)],
-            inner: true,
-        }
+        Allowed::in_loop(&self.contract(), &[Operand::AccIn, Operand::StatIn])
     }
 
     fn types(&self) -> Vec<OneType> {

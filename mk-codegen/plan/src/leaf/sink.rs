@@ -3,7 +3,7 @@
 use super::Record;
 use crate::{
     contract::{Allowed, Arity, Contract, Elements, OneType, OperandSpec},
-    names::{Agent::Copier, Mode, Operand, Point, Proxy},
+    names::{Agent::Copier, Mode, Operand, Proxy},
 };
 
 /// `dst = -sum of exp(sinks - lse) * delta` over the queries of a head, whose statistics `[rows, 4]` come at each step
@@ -27,17 +27,7 @@ impl Record for SinkTile {
     }
 
     fn allowed(&self, _: bool) -> Allowed {
-        use Point::{End, Inner, Start};
-        Allowed {
-            operands: vec![
-                (Operand::Stats, &[Inner]),
-                (Operand::Sinks, &[Start]),
-                (Operand::Dst, &[End]),
-            ],
-            waits: vec![(Copier, Start)],
-            posts: vec![(Copier, End)],
-            inner: true,
-        }
+        Allowed::in_loop(&self.contract(), &[Operand::Stats])
     }
 
     fn types(&self) -> Vec<OneType> {

@@ -35,14 +35,10 @@ impl Record for SwigluGradTile {
     }
 
     fn allowed(&self, _: bool) -> Allowed {
-        use Point::{End, Inner, Start};
-        let rows = Self::READS.into_iter().chain(Self::WRITES).map(|o| (o, &[Inner][..]));
-        Allowed {
-            operands: rows.chain([(Operand::Tab, &[Start][..])]).collect(),
-            waits: vec![(Copier, Start), (Copier, Inner)],
-            posts: vec![(Copier, End)],
-            inner: true,
-        }
+        let rows = [Self::READS, Self::WRITES].concat();
+        let mut allowed = Allowed::in_loop(&self.contract(), &rows);
+        allowed.waits.push((Copier, Point::Inner));
+        allowed
     }
 
     fn types(&self) -> Vec<OneType> {
