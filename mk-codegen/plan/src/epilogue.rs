@@ -265,26 +265,31 @@ pub(super) fn write_epilogue(f: &mut Formatter<'_>, epilogue: &[EpilogueOp]) -> 
     write!(f, " epilogue={}", ops.join(","))
 }
 
+/// Operations without a setting, in the order in which messages name them.
+const PLAIN: [(&str, EpilogueOp); 13] = [
+    ("bias", EpilogueOp::Bias),
+    ("scale_rows", EpilogueOp::ScaleRows),
+    ("scale_columns", EpilogueOp::ScaleColumns),
+    ("scale_steps", EpilogueOp::ScaleSteps),
+    ("scale_blocks", EpilogueOp::ScaleBlocks),
+    ("mul", EpilogueOp::Mul),
+    ("add", EpilogueOp::Add),
+    ("widen", EpilogueOp::Widen),
+    ("swiglu", EpilogueOp::Swiglu),
+    ("mul_silu", EpilogueOp::MulSilu),
+    ("save", EpilogueOp::Save),
+    ("keep", EpilogueOp::Keep),
+    ("carry", EpilogueOp::Carry),
+];
+
 pub(super) fn epilogue_text(op: &EpilogueOp) -> String {
     match op {
-        EpilogueOp::Bias => "bias".into(),
-        EpilogueOp::ScaleRows => "scale_rows".into(),
-        EpilogueOp::ScaleColumns => "scale_columns".into(),
-        EpilogueOp::ScaleSteps => "scale_steps".into(),
-        EpilogueOp::ScaleBlocks => "scale_blocks".into(),
         EpilogueOp::Curve(curve) => curve.name().into(),
         EpilogueOp::Slope(curve) => curve.grad().into(),
-        EpilogueOp::Mul => "mul".into(),
-        EpilogueOp::Add => "add".into(),
         EpilogueOp::Scale(bits) => format!("scale:0x{bits:08x}"),
         EpilogueOp::Round(to) => format!("round_{to}"),
-        EpilogueOp::Widen => "widen".into(),
-        EpilogueOp::Swiglu => "swiglu".into(),
-        EpilogueOp::MulSilu => "mul_silu".into(),
-        EpilogueOp::Save => "save".into(),
         EpilogueOp::Quantize(to) => format!("quantize_{to}"),
-        EpilogueOp::Keep => "keep".into(),
-        EpilogueOp::Carry => "carry".into(),
+        _ => PLAIN.iter().find(|(_, plain)| plain == op).map_or("", |(name, _)| name).into(),
     }
 }
 
@@ -294,52 +299,25 @@ pub(super) fn read_epilogue(c: &mut Cursor<'_>) -> Result<Vec<EpilogueOp>> {
     if c.eat_word("epilogue") {
         c.sign("=")?;
         loop {
-            const OPS: &[&str] = &[
-                "bias",
-                "scale_rows",
-                "scale_columns",
-                "scale_steps",
-                "scale_blocks",
-                "mul",
-                "add",
-                "scale",
-                "widen",
-                "swiglu",
-                "mul_silu",
-                "save",
-                "keep",
-                "carry",
-            ];
             let rounds = DType::ALL.into_iter().filter(|to| EpilogueOp::rounds_to(*to));
             let quantized = DType::ALL.into_iter().filter(|to| to.is_narrow());
             let quantized = quantized.map(EpilogueOp::Quantize);
             let rounds = rounds.map(EpilogueOp::Round).chain(quantized);
             let curves =
                 Curve::ALL.into_iter().flat_map(|c| [EpilogueOp::Curve(c), EpilogueOp::Slope(c)]);
-            let rounds: Vec<_> = rounds.chain(curves).map(|op| (epilogue_text(&op), op)).collect();
-            let names = OPS.iter().copied().chain(rounds.iter().map(|(name, _)| name.as_str()));
-            epilogue.push(match c.one_of(&names.collect::<Vec<_>>())? {
-                "bias" => EpilogueOp::Bias,
-                "scale_rows" => EpilogueOp::ScaleRows,
-                "scale_columns" => EpilogueOp::ScaleColumns,
-                "scale_steps" => EpilogueOp::ScaleSteps,
-                "scale_blocks" => EpilogueOp::ScaleBlocks,
-                "mul" => EpilogueOp::Mul,
-                "add" => EpilogueOp::Add,
-                "swiglu" => EpilogueOp::Swiglu,
-                "mul_silu" => EpilogueOp::MulSilu,
-                "save" => EpilogueOp::Save,
-                "keep" => EpilogueOp::Keep,
-                "carry" => EpilogueOp::Carry,
-                "scale" => {
+            let plain = PLAIN.into_iter().map(|(_, op)| op);
+            let ops = plain.chain(rounds).chain(curves);
+            let ops: Vec<_> = ops.map(|op| (epilogue_text(&op), op)).collect();
+            let mut names: Vec<_> = ops.iter().map(|(name, _)| name.as_str()).collect();
+            // Behind `add`.
+            names.insert(7, "scale");
+            let name = c.one_of(&names)?;
+            epilogue.push(match ops.iter().find(|(n, _)| n == name) {
+                Some((_, op)) => *op,
+                None => {
                     c.sign(":")?;
                     EpilogueOp::Scale(c.number()?)
                 }
-                // A rounding, a curve, or `widen`.
-                round => rounds
-                    .iter()
-                    .find(|(name, _)| name == round)
-                    .map_or(EpilogueOp::Widen, |(_, op)| *op),
             });
             if !c.eat_sign(",") {
                 break;
