@@ -1,13 +1,11 @@
 //! Who acts in a task, on what, when and how.
 
 use serde::{Deserialize, Serialize};
-use std::fmt;
 
 macro_rules! names {
     ($(#[$meta:meta])* $name:ident { $($(#[$vmeta:meta])* $variant:ident = $text:literal,)* }) => {
-        $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[serde(rename_all = "snake_case")]
+        $(#[$meta])*
         pub enum $name { $($(#[$vmeta])* $variant,)* }
         impl $name {
             /// Every value.
@@ -23,16 +21,18 @@ macro_rules! names {
                 Self::ALL.iter().copied().find(|v| v.name() == name)
             }
         }
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str(self.name())
             }
         }
     };
 }
+pub(crate) use names;
 
 names! {
     /// A thread of control inside a task.
+    #[serde(rename_all = "snake_case")]
     Agent {
         /// Issues loads into shared memory.
         Loader = "loader",
@@ -64,6 +64,7 @@ impl Operand {
 
 names! {
     /// A side of attention.
+    #[serde(rename_all = "snake_case")]
     Side {
         /// Queries.
         Queries = "queries",
@@ -74,6 +75,7 @@ names! {
 
 names! {
     /// What an access is to its leaf.
+    #[serde(rename_all = "snake_case")]
     Operand {
         /// Left matrix, `[m, k]`.
         A = "a",
@@ -136,41 +138,45 @@ names! {
     }
 }
 
-/// When in a task something happens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Point {
-    /// Before the inner loop.
-    Start,
-    /// In every iteration of the inner loop.
-    Inner,
-    /// After the inner loop.
-    End,
+names! {
+    /// When in a task something happens.
+    Point {
+        /// Before the inner loop.
+        Start = "start",
+        /// In every iteration of the inner loop.
+        Inner = "inner",
+        /// After the inner loop.
+        End = "end",
+    }
 }
 
-/// What an access does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Mode {
-    /// Reads.
-    Read,
-    /// Writes.
-    Write,
-    /// Adds to what is there, in any order (reduce-on-write).
-    Accumulate,
+names! {
+    /// What an access does.
+    Mode {
+        /// Reads.
+        Read = "read",
+        /// Writes.
+        Write = "write",
+        /// Adds to what is there, in any order (reduce-on-write).
+        Accumulate = "accumulate",
+    }
 }
 
-/// Which later reads and writes a wait protects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Proxy {
-    /// Ordinary loads and stores.
-    Generic,
-    /// TMA and bulk copies: the wait is followed by a proxy fence.
-    Async,
-    /// The network card or a copy engine, driven by the host.
-    Host,
+names! {
+    /// Which later reads and writes a wait protects.
+    Proxy {
+        /// Ordinary loads and stores.
+        Generic = "generic",
+        /// TMA and bulk copies: the wait is followed by a proxy fence.
+        Async = "async",
+        /// The network card or a copy engine, driven by the host.
+        Host = "host",
+    }
 }
 
 names! {
     /// What follows from a routing.
+    #[serde(rename_all = "snake_case")]
     RoutePart {
         /// Which tokens of a chunk go to each expert ([`route_list`](super::route_list)).
         Lists = "lists",

@@ -5,7 +5,7 @@ use super::{
     entity::{Arena, BufId, DimId, EdgeId, FamId, RoleId, SigId, TabId},
     expr::{Expr, Var},
     leaf::{Leaf, Mask},
-    names::{Agent, Mode, Operand, Point, Proxy, RoutePart, Side},
+    names::{Agent, Mode, Operand, Point, Proxy, RoutePart, Side, names},
 };
 use mk_abi::DType;
 use serde::{Deserialize, Serialize};
@@ -184,15 +184,16 @@ pub struct Nic {
     /// Entries of the GPU-to-host fifo.
     pub fifo: u32,
     /// Lanes (queue pairs) between two ranks. The word that a command raises at the receiver decides its lane.
-    #[serde(default = "one_lane", skip_serializing_if = "is_one")]
+    #[serde(default = "one", skip_serializing_if = "is_one")]
     pub lanes: u32,
 }
 
-fn one_lane() -> u32 {
+/// What is left out of JSON where it is 1.
+pub(crate) fn one() -> u32 {
     1
 }
 
-fn is_one(n: &u32) -> bool {
+pub(crate) fn is_one(n: &u32) -> bool {
     *n == 1
 }
 
@@ -362,19 +363,20 @@ pub struct Buffer {
     pub pitch: Option<Expr>,
 }
 
-/// Whose memory a buffer is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Space {
-    /// A tensor that the caller writes before each launch.
-    In,
-    /// A tensor that the caller reads after each launch.
-    Out,
-    /// Symmetric memory: peers may touch it.
-    Workspace,
-    /// Device memory of one rank.
-    Scratch,
-    /// Memory that network cards read and write, and otherwise its own GPU alone.
-    Net,
+names! {
+    /// Whose memory a buffer is.
+    Space {
+        /// A tensor that the caller writes before each launch.
+        In = "in",
+        /// A tensor that the caller reads after each launch.
+        Out = "out",
+        /// Symmetric memory: peers may touch it.
+        Workspace = "workspace",
+        /// Device memory of one rank.
+        Scratch = "scratch",
+        /// Memory that network cards read and write, and otherwise its own GPU alone.
+        Net = "net",
+    }
 }
 
 /// An array of counters, one copy on every rank. A word only ever counts up.
@@ -390,23 +392,24 @@ pub struct Signal {
     pub shape: Vec<Expr>,
 }
 
-/// What the CTAs of a role do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum RoleKind {
-    /// Runs in CTA 0 before its own role begins.
-    Prologue,
-    /// Matrix and attention tiles.
-    Compute,
-    /// Moves data between GPUs of one node.
-    IntraComm,
-    /// Hands data to the network.
-    InterSend,
-    /// Combines what the network brought.
-    InterReduce,
-    /// The GPU's copy engine, driven by the host: needs no CTA.
-    CopyEngine,
-    /// Runs in CTA 0 after its own role has ended.
-    Epilogue,
+names! {
+    /// What the CTAs of a role do.
+    RoleKind {
+        /// Runs in CTA 0 before its own role begins.
+        Prologue = "prologue",
+        /// Matrix and attention tiles.
+        Compute = "compute",
+        /// Moves data between GPUs of one node.
+        IntraComm = "intra_comm",
+        /// Hands data to the network.
+        InterSend = "inter_send",
+        /// Combines what the network brought.
+        InterReduce = "inter_reduce",
+        /// The GPU's copy engine, driven by the host: needs no CTA.
+        CopyEngine = "copy_engine",
+        /// Runs in CTA 0 after its own role has ended.
+        Epilogue = "epilogue",
+    }
 }
 
 impl RoleKind {
@@ -525,13 +528,14 @@ pub struct Access {
     pub when: Option<Expr>,
 }
 
-/// How far an acquire or release reaches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Scope {
-    /// One GPU.
-    Gpu,
-    /// All GPUs, the host and network cards.
-    Sys,
+names! {
+    /// How far an acquire or release reaches.
+    Scope {
+        /// One GPU.
+        Gpu = "gpu",
+        /// All GPUs, the host and network cards.
+        Sys = "sys",
+    }
 }
 
 /// Waits until the word on this rank has reached `(epoch - lag) * count`.
@@ -562,21 +566,22 @@ pub struct Wait {
     pub when: Option<Expr>,
 }
 
-/// What must have happened to the agent's accesses before it posts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Completion {
-    /// Nothing beyond program order: enough for reads and for generic stores, which the release covers.
-    ProgramOrder,
-    /// Bulk stores have read shared memory (`cp.async.bulk.wait_group.read`).
-    SmemReadDone,
-    /// Bulk stores are visible in global memory (`cp.async.bulk.wait_group`).
-    GlobalWriteDone,
-    /// The network card has taken the command.
-    NicPosted,
-    /// The data is in the peer's memory and the source may be reused.
-    NicDelivered,
-    /// Also visible to the peer's GPU (flushed where write ordering is not guaranteed).
-    NicFlushed,
+names! {
+    /// What must have happened to the agent's accesses before it posts.
+    Completion {
+        /// Nothing beyond program order: enough for reads and for generic stores, which the release covers.
+        ProgramOrder = "program_order",
+        /// Bulk stores have read shared memory (`cp.async.bulk.wait_group.read`).
+        SmemReadDone = "smem_read_done",
+        /// Bulk stores are visible in global memory (`cp.async.bulk.wait_group`).
+        GlobalWriteDone = "global_write_done",
+        /// The network card has taken the command.
+        NicPosted = "nic_posted",
+        /// The data is in the peer's memory and the source may be reused.
+        NicDelivered = "nic_delivered",
+        /// Also visible to the peer's GPU (flushed where write ordering is not guaranteed).
+        NicFlushed = "nic_flushed",
+    }
 }
 
 /// Adds to a word on some rank.

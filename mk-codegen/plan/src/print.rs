@@ -5,7 +5,7 @@ use super::{
     entity::FamId,
     expr::{BinOp, Expr, Var},
     leaf::Leaf,
-    names::{Mode, Point, Proxy},
+    names::Point,
     plan::*,
     text::MEANT,
 };
@@ -331,38 +331,5 @@ impl Display for LeafText<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.write_str(self.0.name())?;
         self.0.settings(f)
-    }
-}
-
-macro_rules! text_names {
-    ($($type:ident { $($variant:ident = $text:literal,)* })*) => {$(
-        impl $type {
-            /// The name in the text format.
-            pub const fn name(self) -> &'static str {
-                match self { $($type::$variant => $text,)* }
-            }
-            /// Reads back what [`Self::name`] gives.
-            pub fn from_name(name: &str) -> Option<$type> {
-                match name { $($text => Some($type::$variant),)* _ => None }
-            }
-            /// Every name.
-            pub const NAMES: &'static [&'static str] = &[$($text),*];
-        }
-    )*};
-}
-
-text_names! {
-    Space { In = "in", Out = "out", Workspace = "workspace", Scratch = "scratch", Net = "net", }
-    RoleKind {
-        Prologue = "prologue", Compute = "compute", IntraComm = "intra_comm", InterSend = "inter_send",
-        InterReduce = "inter_reduce", CopyEngine = "copy_engine", Epilogue = "epilogue",
-    }
-    Point { Start = "start", Inner = "inner", End = "end", }
-    Mode { Read = "read", Write = "write", Accumulate = "accumulate", }
-    Proxy { Generic = "generic", Async = "async", Host = "host", }
-    Scope { Gpu = "gpu", Sys = "sys", }
-    Completion {
-        ProgramOrder = "program_order", SmemReadDone = "smem_read_done", GlobalWriteDone = "global_write_done",
-        NicPosted = "nic_posted", NicDelivered = "nic_delivered", NicFlushed = "nic_flushed",
     }
 }

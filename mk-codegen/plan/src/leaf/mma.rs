@@ -45,18 +45,6 @@ pub enum Consumers {
     PingPong,
 }
 
-fn one() -> u32 {
-    1
-}
-
-fn is_one(n: &u32) -> bool {
-    *n == 1
-}
-
-fn is_false(b: &bool) -> bool {
-    !b
-}
-
 /// No cluster that loads together.
 fn alone() -> [u32; 2] {
     [1, 1]
@@ -79,7 +67,7 @@ pub struct MmaTile {
     pub b_layout: BLayout,
     /// Whether rows of `b` begin at any element: a stage has them as they lie, and the consumers, whose operands are
     /// swapped, shift them on the way to registers.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shifted: bool,
     /// How `c` is written.
     pub store: Store,
@@ -87,7 +75,7 @@ pub struct MmaTile {
     pub consumers: Consumers,
     /// CTAs of a cluster that share a tile: each multiplies a part of its steps along k, and their f32 sums are added
     /// in the order of k. More than one store `c` by themselves.
-    #[serde(default = "one", skip_serializing_if = "is_one")]
+    #[serde(default = "crate::plan::one", skip_serializing_if = "crate::plan::is_one")]
     pub cluster: u32,
     /// Tiles of a cluster's CTAs that lie one below the other and side by side, which make up a task: those below each
     /// other load B together, those side by side A, each CTA a part for all (TMA multicast). `block` is of one CTA.
@@ -121,7 +109,7 @@ impl MmaTile {
             c.sign("=")?;
             c.number()?
         } else {
-            one()
+            1
         };
         let multicast = if c.eat_word("multicast") {
             c.sign("=")?;

@@ -73,7 +73,7 @@ pub enum Tabulation {
         /// Ranks that share them, and the tokens.
         ranks: u32,
         /// How far these are apart.
-        #[serde(default = "next", skip_serializing_if = "is_next")]
+        #[serde(default = "crate::plan::one", skip_serializing_if = "crate::plan::is_one")]
         stride: u32,
         /// Rows of a block.
         rows: u32,
@@ -84,14 +84,6 @@ pub enum Tabulation {
         /// Ranks of a node: of places, whose experts alone there are; 0: all ranks are one.
         local: u32,
     },
-}
-
-fn next() -> u32 {
-    1
-}
-
-fn is_next(stride: &u32) -> bool {
-    *stride == 1
 }
 
 /// Fills a table: integers from integers.
