@@ -15,15 +15,7 @@ fn sum(u: &mut Unroller<'_>, task: &Task, x: &Family, iterations: i64) -> Result
     u.moves(task, x, iterations, traffic, seconds)
 }
 
-impl Cost for ReduceTile {
-    fn jobs(&self, u: &mut Unroller<'_>, task: &Task, _: f64) -> Done {
-        let x = u.family(task);
-        let iterations = if x.inner.is_some() { u.points.inner(task)? } else { 1 };
-        sum(u, task, x, iterations)
-    }
-}
-
-macro_rules! over_inner {
+macro_rules! as_sums {
     ($($leaf:ty),*) => {$(
         impl Cost for $leaf {
             fn jobs(&self, u: &mut Unroller<'_>, task: &Task, _: f64) -> Done {
@@ -34,20 +26,15 @@ macro_rules! over_inner {
     )*};
 }
 
-over_inner!(DotTile, MergeTile, SinkTile, SwigluGradTile);
-
-macro_rules! as_sums {
-    ($($leaf:ty),*) => {$(
-        impl Cost for $leaf {
-            fn jobs(&self, u: &mut Unroller<'_>, task: &Task, _: f64) -> Done {
-                let x = u.family(task);
-                match x.inner {
-                    None => sum(u, task, x, 1),
-                    Some(_) => Err(Unroller::unsupported(task, x)),
-                }
-            }
-        }
-    )*};
-}
-
-as_sums!(NormTile, QuantTile, RopeTile, StatsTile, Tabulate);
+as_sums!(
+    DotTile,
+    MergeTile,
+    NormTile,
+    QuantTile,
+    ReduceTile,
+    RopeTile,
+    SinkTile,
+    StatsTile,
+    SwigluGradTile,
+    Tabulate
+);
