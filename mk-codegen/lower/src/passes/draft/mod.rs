@@ -335,6 +335,11 @@ pub(in crate::passes) fn write(
     access(operand, Mode::Write, buffer, region, Point::End)
 }
 
+/// The one of a dimension that is at `at`.
+pub(in crate::passes) fn one(at: impl Into<Expr>) -> (Expr, Expr) {
+    (at.into(), 1.into())
+}
+
 fn access(
     operand: Operand,
     mode: Mode,

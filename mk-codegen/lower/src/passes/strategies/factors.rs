@@ -6,7 +6,7 @@
 
 use super::deliver::{self, MessageTasks, Messages, Pieces};
 use crate::passes::{
-    draft::{Arrival, Draft, Flow, Source, Writer, read, write},
+    draft::{Arrival, Draft, Flow, Source, Writer, one, read, write},
     shape::{ranks::Nodes, tensor::Tensor},
 };
 use mk_abi::DType;
@@ -48,7 +48,6 @@ impl RailFactors<'_> {
         let alike = rows.even(0) && rows.shape[0].runtime_max.is_none();
         let messages = if alike { 1 } else { own.n_steps };
         let capacity = rows.widest(0);
-        let one = |at: Expr| (at, Expr::Const(1));
         let steps = own.steps.clone();
         let all = |rows: (Expr, Expr)| {
             steps.clone().map(|n| (0.into(), n)).into_iter().chain([rows]).collect::<Vec<_>>()

@@ -10,7 +10,7 @@
 
 use super::deliver::{self, MessageTasks, Messages};
 use crate::passes::{
-    draft::{Arrival, Draft, Flow, FlowId, Source, Writer, read, write},
+    draft::{Arrival, Draft, Flow, FlowId, Source, Writer, one, read, write},
     shape::{chunks::Chunks, ranks::block_rows, tensor::Tensor},
 };
 use crate::settings::Config;
@@ -407,10 +407,6 @@ impl Pushes<'_> {
         let come = Writer::new(forward, Operand::Dst, vec![chunk, batch, head]);
         self.from.push(come.on_each((everyone, each)));
     }
-}
-
-fn one(e: &Expr) -> (Expr, Expr) {
-    (e.clone(), 1.into())
 }
 
 impl Moved {

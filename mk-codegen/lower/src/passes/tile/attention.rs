@@ -15,7 +15,7 @@ use super::{
     ulysses,
 };
 use crate::passes::{
-    draft::{Draft, Source, read, write},
+    draft::{Draft, Source, one, read, write},
     error::LowerError,
     shape::{
         attention::{Attention, Makes},
@@ -213,7 +213,6 @@ impl Tile<'_> {
         let columns = [q, a.tensor(Operand::V)].map(|t| (Expr::Const(0), draft.dim(&t.shape[3])));
         let [wide, of_values] = columns;
         let g = h.clone() / (q.shape[2].value / k.shape[2].value / together);
-        let one = |e: &Expr| (e.clone(), Expr::Const(1));
         let step = self.step(&half);
         let keys = self.keys.len(&mut draft.extents, &step.chunk);
         let first = self.keys.first(&step.chunk) + behind.clone();

@@ -14,7 +14,7 @@ mod travelling;
 
 use super::blocks::{self, BLOCK, Blocks};
 use crate::passes::{
-    draft::{Draft, Flow, FlowId, Source, Writer, read, write},
+    draft::{Draft, Flow, FlowId, Source, Writer, one, read, write},
     shape::{
         grouped::{Ragged, Route},
         ranks::{Nodes, block_rows, own_rank},
@@ -145,10 +145,6 @@ fn whole(n: i32) -> (Expr, Expr) {
 /// Whether each launch has another number of tokens: each rank then has room for the most that it may have.
 fn varies(tokens: &Tensor) -> bool {
     tokens.shape[0].runtime_max.is_some()
-}
-
-fn one(e: impl Into<Expr>) -> (Expr, Expr) {
-    (e.into(), 1.into())
 }
 
 /// A row, or its factor, as the one contribution to a weighted sum of an iteration.

@@ -5,7 +5,7 @@
 
 use super::tiler::{Tiler, Value};
 use crate::passes::{
-    draft::{Draft, Flow, Source, Writer, read, write},
+    draft::{Draft, Flow, Source, Writer, one, read, write},
     error::LowerError,
     shape::{chunks::Chunks, kernel::AllToAll, ranks::block_rows, tensor::aligned},
     strategies::{deliver::mapped, gather},
@@ -44,7 +44,6 @@ pub(super) fn families<'k>(t: &mut Tiler<'k>, x: &AllToAll) -> Result<Value<'k>,
     // The registers of an attention leave none to copies.
     let beside = t.kernel.attention().is_some();
     let collects = if beside { RoleKind::IntraComm } else { RoleKind::Compute };
-    let one = |e: &Expr| (e.clone(), Expr::Const(1));
 
     // Of the part that place `part` has, those heads that place `by` has: where they are, by parts and by heads.
     let piece = |draft: &mut Draft, part: &Expr, by: &Expr, h: &Expr, p: &Expr| {

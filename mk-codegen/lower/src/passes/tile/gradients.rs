@@ -11,7 +11,7 @@ use super::{
     tiler::{Tiler, Value},
 };
 use crate::passes::{
-    draft::{Draft, Source, read, write},
+    draft::{Draft, Source, one, read, write},
     shape::{
         attention::{Attention, along},
         chunks::Chunks,
@@ -68,7 +68,6 @@ pub(super) fn statistics(
     let [batch, sequence, heads, wide] = [0, 1, 2, 3].map(|d| draft.own(o, d));
     let len = block_rows(sequence, i.clone(), STATISTICS);
     let rows_of = (i * STATISTICS, len);
-    let one = |e: &Expr| (e.clone(), Expr::Const(1));
     let tile = vec![one(&b), rows_of.clone(), one(&h), (0.into(), wide)];
     let four = out.map_or(Expr::Const(4), |t| draft.dim(&t.shape[3]));
     let of = |o| inputs[a.param(o)];
@@ -93,14 +92,13 @@ pub(super) fn of_sinks<'k>(t: &mut Tiler<'k>, x: &Dsinks) -> Value<'k> {
     let stats = &kernel.params[x.stats];
     let [batch, heads, rows] = [0, 1, 2].map(|d| draft.own(stats, d));
     let four = draft.dim(&stats.shape[3]);
-    let one = |e: Expr| (e, Expr::Const(1));
-    let head = one(Var::domain(0).into());
-    let region = vec![one(Var::INNER.into()), head.clone(), (0.into(), rows), (0.into(), four)];
+    let head = one(Var::domain(0));
+    let region = vec![one(Var::INNER), head.clone(), (0.into(), rows), (0.into(), four)];
     let stats = read(Operand::Stats, t.params[x.stats], region);
     let touched = vec![
         Access { at: Point::Inner, ..stats },
         read(Operand::Sinks, t.params[x.sinks], vec![head.clone()]),
-        write(Operand::Dst, t.results[x.result], vec![one(0.into()), head]),
+        write(Operand::Dst, t.results[x.result], vec![one(0), head]),
     ];
     let (leaf, domain) = (Leaf::SinkTile(SinkTile), vec![("h", heads)]);
     let family = draft.family("sinks", RoleKind::Compute, leaf, domain, vec![], touched);
@@ -283,7 +281,6 @@ impl Keys<'_> {
             Operand::V | Operand::Do | Operand::Dv => columns[1].clone(),
             _ => columns[0].clone(),
         };
-        let one = |e: &Expr| (e.clone(), Expr::Const(1));
         let inner = Expr::from(Var::INNER);
         // A chunk is gone through head by head.
         let (s, h) = match self.shared {

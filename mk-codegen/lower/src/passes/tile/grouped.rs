@@ -10,7 +10,7 @@ use super::{
     tiler::{RaggedRows, Tiler, Value},
 };
 use crate::passes::{
-    draft::{Draft, Flow, FlowId, Source, Writer, read, write},
+    draft::{Draft, Flow, FlowId, Source, Writer, one, read, write},
     error::{LowerError, internal, unsupported},
     shape::{
         grouped::{Combine, Combined, Grads, Grouped, Ragged, Rows},
@@ -288,7 +288,6 @@ impl Tiles<'_> {
         };
         let n = draft.own(b, of_columns);
         let cols = (j.clone() * width, block_rows(n, j, width));
-        let one = |e: Expr| (e, Expr::Const(1));
         // No block has rows of an expert that the last rank does not have, and proofs need not know it.
         let own = draft.own(b, 0);
         let expert = one(if b.even(0) { of(0) } else { of(0).min(own - 1) });
@@ -302,8 +301,8 @@ impl Tiles<'_> {
         let mut left = vec![rows.clone(), depth.clone()];
         let at = if halves { Point::Inner } else { Point::Start };
         if halves {
-            left.insert(1, one(Var::INNER.into()));
-            matrix.insert(2, one(Var::INNER.into()));
+            left.insert(1, one(Var::INNER));
+            matrix.insert(2, one(Var::INNER));
         }
         let in_blocks =
             |(at, len): (Expr, Expr), block: i32| (at / block, (len + (block - 1)) / block);

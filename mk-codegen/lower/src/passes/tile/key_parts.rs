@@ -4,7 +4,7 @@
 //! Heads that share their keys are rows of a tile, which then reads these once, where its queries leave room for them.
 
 use crate::passes::{
-    draft::{Draft, Flow, Source, Writer, read, write},
+    draft::{Draft, Flow, Source, Writer, one, read, write},
     shape::{
         attention::{Attention, Makes},
         ranks::block_rows,
@@ -131,7 +131,6 @@ impl Parts {
         let made = vec![b.clone(), h.clone(), i.clone()];
         let made = Writer::new(attend, Operand::AccOut, made);
         let made = draft.flow(Flow::new("parts", shape, self.cut.parts.into(), vec![made]));
-        let one = |e: &Expr| (e.clone(), Expr::Const(1));
         let own = (i.clone() * ROWS, block_rows(rows, i.clone(), ROWS));
         let group = h.clone() / self.cut.heads;
         let at = [one(&b), one(&group), own.clone(), one(&(h.clone() % self.cut.heads))];

@@ -13,7 +13,7 @@ use super::{
     documents,
 };
 use crate::passes::{
-    draft::{Draft, Flow, Source, Writer, read, write},
+    draft::{Draft, Flow, Source, Writer, one, read, write},
     error::LowerError,
     shape::{
         attention::Attention,
@@ -31,10 +31,6 @@ use mk_plan::{
 
 /// Rows of a piece: a multiple of this, where there are as many.
 const PIECE: i32 = 64;
-
-fn one(e: &Expr) -> (Expr, Expr) {
-    (e.clone(), 1.into())
-}
 
 /// The sequence as the ranks along both axes have it: of the shard of each place in the ring, a chunk for each place in
 /// the exchange. One ring place where there is no ring.

@@ -6,7 +6,7 @@
 
 use super::{BLOCK, CHUNK, Derived, Dispatch, combine::COMBINED, of_all, whole};
 use crate::passes::{
-    draft::{Arrival, Draft, Flow, FlowId, Source, Writer, read, write},
+    draft::{Arrival, Draft, Flow, FlowId, Source, Writer, one, read, write},
     shape::{
         grouped::{Combine, Combined},
         ids::Reduce,
@@ -357,7 +357,6 @@ impl Dispatch<'_> {
             when: there.clone(),
             ..access
         };
-        let one = |e: Expr| (e, Expr::Const(1));
         let wide = match combine.how {
             Combined::Sum(_) => whole(combine.out.shape[1].value),
             Combined::Products(dy) => whole(self.params[dy].shape[1].value),
@@ -413,7 +412,7 @@ impl Dispatch<'_> {
             Factor::Weights(..) => to(into.part, wide),
             Factor::Rows { .. } | Factor::None => {
                 let each = each.clone();
-                Access { each, ..to(into.part, one(Var::EACH.into())) }
+                Access { each, ..to(into.part, one(Var::EACH)) }
             }
         };
         let first = i.clone() * x.height;
