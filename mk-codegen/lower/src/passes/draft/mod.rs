@@ -18,7 +18,8 @@ use mk_abi::DType;
 use mk_plan::target::Target;
 use mk_plan::{
     Access, Arena, BinOp, BufId, Buffer, Each, EdgeId, Entity, Expr, FamId, Family, InternalEdge,
-    Leaf, Mode, Operand, Plan, Point, RoleKind, Schedule, Space, Var,
+    Leaf, Mode, Operand, Plan, Point, RoleKind, Routed, Schedule, Space, TabId, Table, TableSource,
+    Var,
 };
 
 /// The rows of tiles that a family's tasks cover: the shard, and the block in the shard.
@@ -164,6 +165,35 @@ impl Draft {
             pitch,
         };
         self.plan.buffers.push(buffer)
+    }
+
+    /// A table of integers in memory that tasks are to fill.
+    pub fn table(
+        &mut self,
+        name: &str,
+        shape: &[i32],
+        source: TableSource,
+        routed: Option<Routed>,
+    ) -> (TabId, BufId) {
+        let extents = shape.iter().map(|n| Expr::from(*n)).collect();
+        let memory = self.buffer(name, Space::Scratch, DType::I32, extents, None);
+        let shape = shape.iter().map(|n| *n as u32).collect();
+        let table = Table { name: name.into(), shape, source, stored: Some(memory), routed };
+        (self.plan.tables.push(table), memory)
+    }
+
+    /// Has a family's tasks fill tables, and one word, named `flow`, say when all `count` of them have.
+    pub fn filled(
+        &mut self,
+        (name, flow): (&str, &'static str),
+        leaf: Leaf,
+        domain: Vec<(&str, Expr)>,
+        count: Expr,
+        touched: impl IntoIterator<Item = impl Into<Source>>,
+    ) -> FlowId {
+        let family = self.family(name, RoleKind::Compute, leaf, domain, vec![], touched);
+        let by = Writer::new(family, Operand::Dst, vec![0.into()]);
+        self.flow(Flow::new(flow, vec![1.into()], count, vec![by]))
     }
 
     /// Adds a flow without readers. One that stays without has no signal.

@@ -2,14 +2,10 @@
 //! expert, in the launch.
 
 use crate::passes::{
-    draft::{Draft, Flow, FlowId, Source, Writer, read, write},
+    draft::{Draft, FlowId, Source, read, write},
     shape::grouped::Ragged,
 };
-use mk_abi::DType;
-use mk_plan::{
-    BufId, Expr, FamId, Leaf, Operand, RoleKind, Space, TabId, Table, TableSource, Tabulate,
-    Tabulation,
-};
+use mk_plan::{BufId, Expr, FamId, Leaf, Operand, Space, TabId, TableSource, Tabulate, Tabulation};
 use mk_syntax::RAGGED_BLOCK;
 
 /// Rows of a block.
@@ -38,15 +34,8 @@ pub(super) struct Begins {
 pub(super) fn begins(draft: &mut Draft, blocks: Blocks) -> Begins {
     let (counts, given) = blocks.counts;
     let experts = draft.plan.tables[counts].shape[0] as i32;
-    let shape = vec![(experts + 1).into()];
-    let memory = draft.buffer("begins", Space::Scratch, DType::I32, shape, None);
-    let table = draft.plan.tables.push(Table {
-        name: "begins".into(),
-        shape: vec![experts as u32 + 1],
-        source: TableSource::Prefix { of: counts, align: BLOCK },
-        stored: Some(memory),
-        routed: None,
-    });
+    let source = TableSource::Prefix { of: counts, align: BLOCK };
+    let (table, memory) = draft.table("begins", &[experts + 1], source, None);
     let whole = |n: i32| vec![(Expr::Const(0), Expr::Const(n))];
     let src = read(Operand::Src, given, whole(experts));
     // More rows than there is room for end the launch where blocks are made.
@@ -57,24 +46,8 @@ pub(super) fn begins(draft: &mut Draft, blocks: Blocks) -> Begins {
     let touched = vec![src, write(Operand::Dst, memory, whole(experts + 1)).into()];
     let leaf = Leaf::Tabulate(Tabulate { of: Tabulation::Begins { rows: BLOCK as u32 } });
     let one = vec![("i", 1.into())];
-    let family = draft.family("begins", RoleKind::Compute, leaf, one, vec![], touched);
-    let begun = Writer::new(family, Operand::Dst, vec![0.into()]);
-    let built = draft.flow(Flow::new("begun", vec![1.into()], 1.into(), vec![begun]));
+    let built = draft.filled(("begins", "begun"), leaf, one, 1.into(), touched);
     Begins { table, memory, built }
-}
-
-/// A table of blocks of the rows of a table of groups, in memory that a task is to fill.
-pub(super) fn table(draft: &mut Draft, of: TabId, count: i32) -> (TabId, BufId) {
-    let shape = vec![count.into(), 2.into()];
-    let memory = draft.buffer("blocks", Space::Scratch, DType::I32, shape, None);
-    let table = draft.plan.tables.push(Table {
-        name: "blocks".into(),
-        shape: vec![count as u32, 2],
-        source: TableSource::Blocks { of, rows: BLOCK },
-        stored: Some(memory),
-        routed: None,
-    });
-    (table, memory)
 }
 
 /// The table of blocks, from the rows of each expert that the caller gives.
@@ -86,7 +59,8 @@ pub(super) fn blocks(
     let rows = ragged.rows.widest(0);
     let experts = draft.plan.tables[given].shape[0] as i32;
     let count = rows / BLOCK;
-    let (table, memory) = table(draft, given, count);
+    let source = TableSource::Blocks { of: given, rows: BLOCK };
+    let (table, memory) = draft.table("blocks", &[count, 2], source, None);
     let whole = |n: i32| (Expr::Const(0), Expr::Const(n));
     let touched = vec![
         read(Operand::Src, counts, vec![whole(experts)]),
@@ -94,9 +68,7 @@ pub(super) fn blocks(
     ];
     let leaf = Leaf::Tabulate(Tabulate { of: Tabulation::Blocks { rows: BLOCK as u32 } });
     let one = vec![("i", 1.into())];
-    let family = draft.family("blocks", RoleKind::Compute, leaf, one, vec![], touched);
-    let built = Writer::new(family, Operand::Dst, vec![0.into()]);
-    let built = draft.flow(Flow::new("built", vec![1.into()], 1.into(), vec![built]));
+    let built = draft.filled(("blocks", "built"), leaf, one, 1.into(), touched);
     Blocks { table, memory, count, built, counts: (given, counts) }
 }
 

@@ -12,7 +12,7 @@ mod grads;
 mod tables;
 mod travelling;
 
-use super::blocks::{self, BLOCK, Blocks};
+use super::blocks::{BLOCK, Blocks};
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Source, Writer, one, read, write},
     shape::{
@@ -267,30 +267,16 @@ impl<'k> Dispatch<'k> {
         let touched = vec![src, dst.into()];
         let leaf = part_of(route, count, over, RoutePart::Lists);
         let domain = vec![("c", all_lists.into())];
-        let family = draft.family("lists", RoleKind::Compute, leaf, domain, vec![], touched);
-        let listed = Writer::new(family, Operand::Dst, vec![0.into()]);
-        let shape = vec![1.into()];
-        let listed = draft.flow(Flow::new("listed", shape, all_lists.into(), vec![listed]));
+        let listed = draft.filled(("lists", "listed"), leaf, domain, all_lists.into(), touched);
         // Then all together.
         let own = (experts + world - 1) / world;
         let keep = kept_rows(route, count, world);
-        let memory = draft.buffer("counts", Space::Scratch, DType::I32, vec![own.into()], None);
-        let max = ids.shape[0].value;
-        let counts = draft.plan.tables.push(Table {
-            name: "counts".into(),
-            shape: vec![own as u32],
-            source: TableSource::Runtime { min: 0, max },
-            stored: Some(memory),
-            routed: Some(Routed {
-                ids: table,
-                part: RoutePart::Counts,
-                rows: BLOCK,
-                keep,
-                local: 0,
-                along,
-            }),
-        });
-        let (table_of_blocks, blocks) = blocks::table(draft, counts, count);
+        let source = TableSource::Runtime { min: 0, max: ids.shape[0].value };
+        let part = RoutePart::Counts;
+        let routed = Routed { ids: table, part, rows: BLOCK, keep, local: 0, along };
+        let (counts, memory) = draft.table("counts", &[own], source, Some(routed));
+        let source = TableSource::Blocks { of: counts, rows: BLOCK };
+        let (table_of_blocks, blocks) = draft.table("blocks", &[count, 2], source, None);
         let src = read(Operand::Src, lists, vec![whole(all_lists), whole(width)]);
         let touched = vec![
             Source::behind(src, listed, vec![0.into()]),
@@ -298,11 +284,9 @@ impl<'k> Dispatch<'k> {
             write(Operand::Dst, bases, vec![whole(all_lists + 1), whole(experts)]).into(),
             write(Operand::Dst, blocks, vec![whole(count), whole(2)]).into(),
         ];
-        let leaf = part_of(route, count, over, RoutePart::Counts);
+        let leaf = part_of(route, count, over, part);
         let domain = vec![("i", 1.into())];
-        let family = draft.family("counts", RoleKind::Compute, leaf, domain, vec![], touched);
-        let counted = Writer::new(family, Operand::Dst, vec![0.into()]);
-        let counted = draft.flow(Flow::new("counted", vec![1.into()], 1.into(), vec![counted]));
+        let counted = draft.filled(("counts", "counted"), leaf, domain, 1.into(), touched);
         let blocks = Blocks {
             table: table_of_blocks,
             memory: blocks,

@@ -5,14 +5,13 @@
 //! pushes a chunk where its entry is 1, and tiles read it there.
 
 use crate::passes::{
-    draft::{Draft, Flow, FlowId, Source, Writer, read, write},
+    draft::{Draft, FlowId, Source, read, write},
     shape::{attention::Attention, chunks::Chunks, ranks::block_rows},
     strategies::push_chunks::Meets,
 };
-use mk_abi::DType;
 use mk_plan::{
-    Access, BufId, Expr, Leaf, Mask, Operand, Point, RoleKind, Side, Space, TabId, Table,
-    TableSource, Tabulate, Tabulation, Var,
+    Access, BufId, Expr, Leaf, Mask, Operand, Point, Side, TabId, Table, TableSource, Tabulate,
+    Tabulation, Var,
 };
 
 /// Rows of a task.
@@ -65,15 +64,8 @@ pub(super) fn meets(
     let (tokens, mask) = (own.whole.value, a.scores.mask);
     let (of, given, n) = begins(draft, a, tokens, inputs)?;
     let [places, parts] = [own.group.size, own.count];
-    let shape = vec![places.into(), parts.into()];
-    let memory = draft.buffer("meets", Space::Scratch, DType::I32, shape, None);
-    let table = draft.plan.tables.push(Table {
-        name: "meets".into(),
-        shape: vec![places as u32, parts as u32],
-        source: TableSource::Meets { of, side, mask, rows: own.rows },
-        stored: Some(memory),
-        routed: None,
-    });
+    let source = TableSource::Meets { of, side, mask, rows: own.rows };
+    let (table, memory) = draft.table("meets", &[places, parts], source, None);
     let whole = vec![(0.into(), places.into()), (0.into(), parts.into())];
     let touched = vec![
         read(Operand::Src, given, vec![(0.into(), n.into())]),
@@ -81,10 +73,8 @@ pub(super) fn meets(
     ];
     let of = Tabulation::Meets { rows: tokens as u32, part: own.rows as u32, side, mask };
     let leaf = Leaf::Tabulate(Tabulate { of });
-    let family =
-        draft.family("meets", RoleKind::Compute, leaf, vec![("i", 1.into())], vec![], touched);
-    let built = Writer::new(family, Operand::Dst, vec![0.into()]);
-    let built = draft.flow(Flow::new("met", vec![1.into()], 1.into(), vec![built]));
+    let one = vec![("i", 1.into())];
+    let built = draft.filled(("meets", "met"), leaf, one, 1.into(), touched);
     let entries = Source::behind(read(Operand::Tab, memory, whole), built, vec![0.into()]);
     Some(Meets { table, entries })
 }
@@ -99,15 +89,8 @@ pub(super) fn bounds(
 ) -> Option<Bounds> {
     let (rows, mask) = (chunks.whole.value, a.scores.mask);
     let (of, given, n) = begins(draft, a, rows, inputs)?;
-    let shape = vec![rows.into(), 2.into()];
-    let memory = draft.buffer("bounds", Space::Scratch, DType::I32, shape, None);
-    draft.plan.tables.push(Table {
-        name: "bounds".into(),
-        shape: vec![rows as u32, 2],
-        source: TableSource::Bounds { of, side, mask },
-        stored: Some(memory),
-        routed: None,
-    });
+    let source = TableSource::Bounds { of, side, mask };
+    let (_, memory) = draft.table("bounds", &[rows, 2], source, None);
     let tasks = (chunks.rows + ROWS - 1) / ROWS;
     let [half, i] = match chunks.per_rank {
         1 => [Expr::Const(0), Var::domain(0).into()],
@@ -129,10 +112,8 @@ pub(super) fn bounds(
     if chunks.per_rank > 1 {
         domain.insert(0, ("half", chunks.per_rank.into()));
     }
-    let family = draft.family("bounds", RoleKind::Compute, leaf, domain, vec![], touched);
-    let built = Writer::new(family, Operand::Dst, vec![0.into()]);
     let count = (tasks * chunks.per_rank).into();
-    let built = draft.flow(Flow::new("bounded", vec![1.into()], count, vec![built]));
+    let built = draft.filled(("bounds", "bounded"), leaf, domain, count, touched);
     Some(Bounds { memory, built })
 }
 

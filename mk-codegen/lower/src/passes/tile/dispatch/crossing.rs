@@ -17,10 +17,9 @@ use crate::passes::{
         rails::{message_tasks, near},
     },
 };
-use mk_abi::DType;
 use mk_plan::{
-    Access, BufId, CopyVia, Each, Expr, Operand, RoleKind, RoutePart, Space, TabId, Table,
-    TableSource, Var, wanted_share,
+    Access, BufId, CopyVia, Each, Expr, Operand, RoleKind, RoutePart, Space, TabId, TableSource,
+    Var, wanted_share,
 };
 
 /// A share of tokens from which on all of them cross: no table is made then, and no row packed.
@@ -95,17 +94,10 @@ impl Dispatch<'_> {
         let (count, width) = (nodes.count(), self.list_width());
         let world = nodes.group.size * chunks;
         let mut table = |name: &str, part: RoutePart, shape: &[i32]| {
-            let extents = shape.iter().map(|n| Expr::from(*n)).collect();
-            let memory = draft.buffer(name, Space::Scratch, DType::I32, extents, None);
             let least = i32::from(part == RoutePart::Crossing);
-            let table = Table {
-                name: name.into(),
-                shape: shape.iter().map(|n| *n as u32).collect(),
-                source: TableSource::Runtime { min: least, max: CHUNK - 1 + least },
-                stored: Some(memory),
-                routed: Some(self.routed(draft, part, near(draft.nodes))),
-            };
-            (draft.plan.tables.push(table), memory)
+            let source = TableSource::Runtime { min: least, max: CHUNK - 1 + least };
+            let routed = self.routed(draft, part, near(draft.nodes));
+            draft.table(name, shape, source, Some(routed))
         };
         let counts = table("crossing", RoutePart::Crossing, &[world, count]);
         let leaving = table("leaving", RoutePart::Leaving, &[chunks, count, width]);

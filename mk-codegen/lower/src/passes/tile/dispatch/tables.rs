@@ -2,15 +2,12 @@
 
 use super::{CHUNK, Derived, Dispatch, LISTED, near_part, one, part_of, varies, whole};
 use crate::passes::{
-    draft::{Draft, Flow, Source, Writer, read, write},
+    draft::{Draft, Source, read, write},
     shape::ranks::block_rows,
     strategies::rails::{near, rail_of},
     tile::blocks::{BLOCK, Blocks},
 };
-use mk_abi::DType;
-use mk_plan::{
-    BufId, Expr, Operand, RoleKind, RoutePart, Routed, Space, TabId, Table, TableSource, Var,
-};
+use mk_plan::{BufId, Expr, Operand, RoleKind, RoutePart, Routed, TabId, Table, TableSource, Var};
 
 impl Dispatch<'_> {
     /// A table that tasks fill, each its share: the entries of a range of rows, behind what those are made of.
@@ -29,15 +26,8 @@ impl Dispatch<'_> {
             RoutePart::Slots => ("slots", "slotted"),
             _ => ("places", "placed"),
         };
-        let extents = shape.iter().map(|n| Expr::from(*n)).collect();
-        let memory = draft.buffer(name, Space::Scratch, DType::I32, extents, None);
-        let table = draft.plan.tables.push(Table {
-            name: name.into(),
-            shape: shape.iter().map(|n| *n as u32).collect(),
-            source,
-            stored: Some(memory),
-            routed: Some(self.routed(draft, part, local)),
-        });
+        let routed = self.routed(draft, part, local);
+        let (table, memory) = draft.table(name, shape, source, Some(routed));
         let kept = (part == RoutePart::Places).then(|| self.kept(draft, shape[0]));
         let others = shape.iter().skip(1).map(|n| whole(*n));
         let region = [rows.clone()].into_iter().chain(others).collect();
@@ -50,26 +40,15 @@ impl Dispatch<'_> {
         );
         let leaf = near_part(self.route, self.count, draft.nodes.group.over(), part, local);
         let domain = vec![("i", tasks.into())];
-        let family = draft.family(name, RoleKind::Compute, leaf, domain, vec![], touched);
-        let built = Writer::new(family, Operand::Dst, vec![0.into()]);
-        let built = draft.flow(Flow::new(flow, vec![1.into()], tasks.into(), vec![built]));
+        let built = draft.filled((name, flow), leaf, domain, tasks.into(), touched);
         Derived { table, memory, built, kept }
     }
 
     /// Whether each slot of so many tokens has a row.
     fn kept(&self, draft: &mut Draft, tokens: i32) -> (TabId, BufId) {
-        let shape = vec![tokens.into(), self.slots.into()];
-        let memory = draft.buffer("kept", Space::Scratch, DType::I32, shape, None);
-        let (part, local) = (RoutePart::Kept, near(self.sums));
-        let routed = self.routed(draft, part, local);
-        let table = draft.plan.tables.push(Table {
-            name: "kept".into(),
-            shape: vec![tokens as u32, self.slots as u32],
-            source: TableSource::Runtime { min: 0, max: 1 },
-            stored: Some(memory),
-            routed: Some(routed),
-        });
-        (table, memory)
+        let routed = self.routed(draft, RoutePart::Kept, near(self.sums));
+        let flags = TableSource::Runtime { min: 0, max: 1 };
+        draft.table("kept", &[tokens, self.slots], flags, Some(routed))
     }
 
     /// That a table has this part.
@@ -217,15 +196,9 @@ impl Dispatch<'_> {
     /// Which tokens of the world this rank has an expert of.
     pub(super) fn wanted(&self, draft: &mut Draft) -> Derived {
         let (world, room) = (draft.ranks(), self.room());
-        let shape = world * room;
-        let memory = draft.buffer("wanted", Space::Scratch, DType::I32, vec![shape.into()], None);
-        let table = draft.plan.tables.push(Table {
-            name: "wanted".into(),
-            shape: vec![shape as u32],
-            source: TableSource::Runtime { min: 0, max: 1 },
-            stored: Some(memory),
-            routed: Some(self.routed(draft, RoutePart::Wanted, 0)),
-        });
+        let routed = self.routed(draft, RoutePart::Wanted, 0);
+        let flags = TableSource::Runtime { min: 0, max: 1 };
+        let (table, memory) = draft.table("wanted", &[world * room], flags, Some(routed));
         let [s, c] = [0, 1].map(|n| Expr::from(Var::domain(n)));
         let source = draft.nodes.group.place_after(s);
         let src = self.experts_of(draft, &source, &c);
@@ -235,10 +208,8 @@ impl Dispatch<'_> {
         let chunks = (room + CHUNK - 1) / CHUNK;
         let leaf = part_of(self.route, self.count, draft.nodes.group.over(), RoutePart::Wanted);
         let domain = vec![("s", world.into()), ("c", chunks.into())];
-        let family = draft.family("wanted", RoleKind::Compute, leaf, domain, vec![], touched);
-        let built = Writer::new(family, Operand::Dst, vec![0.into()]);
         let count = (world * chunks).into();
-        let built = draft.flow(Flow::new("judged", vec![1.into()], count, vec![built]));
+        let built = draft.filled(("wanted", "judged"), leaf, domain, count, touched);
         Derived { table, memory, built, kept: None }
     }
 
