@@ -45,6 +45,12 @@ impl Chunks {
         Chunks { whole, group, nodes, per_rank, count, rows, part }
     }
 
+    /// Rows of the pieces, of so many bytes, in which chunks are sent: a multiple of 64, where there are as many.
+    pub fn height(&self, row_bytes: u64, piece_bytes: u32) -> i32 {
+        let rows = (u64::from(piece_bytes) / row_bytes) as i32 / 64 * 64;
+        rows.max(64).min(self.rows.max(1))
+    }
+
     /// The same sequence, of which every rank has all.
     pub fn together(&self) -> Chunks {
         let rows = self.whole.capacity();

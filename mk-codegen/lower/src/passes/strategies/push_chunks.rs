@@ -62,9 +62,6 @@ pub(in crate::passes) enum Wanted {
     Before,
 }
 
-/// Rows of a piece: a multiple of this, where there are as many.
-const PIECE: i32 = 64;
-
 /// Whether some place from the first to the last of `to` wants chunk `half` of place `of`; `None` where all do. That is
 /// a place, or a node that `of` is not in.
 fn wants(
@@ -117,8 +114,7 @@ pub(in crate::passes) fn push(
     let parts = || families.iter().flat_map(|(_, parts)| parts.iter());
     let row_bytes = |p: &Part<'_>| p.tensor.shape[3].value as u64 * p.tensor.dtype.size_bytes();
     let row_bytes = parts().map(row_bytes).max().unwrap_or(1).max(1);
-    let rows = (u64::from(config.chunk_bytes) / row_bytes) as i32 / PIECE * PIECE;
-    let height = rows.max(PIECE).min(chunks.rows.max(1));
+    let height = chunks.height(row_bytes, config.chunk_bytes);
     let world = f64::from(chunks.group.size);
     let bytes = |p: &Part<'_>| {
         let all: f64 = p.tensor.shape.iter().map(|e| f64::from(e.capacity())).product();

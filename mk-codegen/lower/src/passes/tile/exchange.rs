@@ -12,9 +12,6 @@ use crate::passes::{
 };
 use mk_plan::{Access, Expr, Operand, RoleKind, Space, Var};
 
-/// Rows of a piece: a multiple of this, where there are as many.
-const PIECE: i32 = 64;
-
 /// Where the rows of a piece are: of the side of parts of the sequence, and of that of heads.
 struct Side {
     rows: (Expr, Expr),
@@ -36,8 +33,7 @@ pub(super) fn families<'k>(t: &mut Tiler<'k>, x: &AllToAll) -> Result<Value<'k>,
     let columns = (Expr::Const(0), wide.clone());
     let elements = of.shape[3].value;
     let row_bytes = (elements as u64 * of.dtype.size_bytes()).max(1);
-    let rows = (u64::from(config.chunk_bytes) / row_bytes) as i32 / PIECE * PIECE;
-    let height = rows.max(PIECE).min(chunks.rows.max(1));
+    let height = chunks.height(row_bytes, config.chunk_bytes);
     let pieces = (chunks.rows + height - 1) / height;
     let bulk = aligned(elements, of.dtype.size_bytes()) == elements;
     let leaf = gather::copy_leaf(bulk, config);

@@ -29,9 +29,6 @@ use mk_plan::{
     RoleKind, Schedule, Side, Space, Store, Var,
 };
 
-/// Rows of a piece: a multiple of this, where there are as many.
-const PIECE: i32 = 64;
-
 /// The sequence as the ranks along both axes have it: of the shard of each place in the ring, a chunk for each place in
 /// the exchange. One ring place where there is no ring.
 struct Shares {
@@ -131,8 +128,7 @@ pub(super) fn families(
     let [k_all, v_all] = [k, v].map(|t| buffer(draft, t, shares.count, heads));
 
     let row_bytes = (q.shape[3].value as u64 * q.dtype.size_bytes()).max(1);
-    let rows = (u64::from(config.chunk_bytes) / row_bytes) as i32 / PIECE * PIECE;
-    let height = rows.max(PIECE).min(chunks.rows.max(1));
+    let height = chunks.height(row_bytes, config.chunk_bytes);
     let pieces = (chunks.rows + height - 1) / height;
     let bytes = |t: &Tensor| {
         let all: f64 = t.shape.iter().map(|e| f64::from(e.value)).product();
