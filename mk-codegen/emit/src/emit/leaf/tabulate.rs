@@ -66,6 +66,14 @@ fn operands<'p, const N: usize>(
     })
 }
 
+/// What a table is made of, and the tables, as many as `N` and `M`.
+fn ends<'p, const N: usize, const M: usize>(
+    e: &Emitter<'p>,
+    f: &'p Family,
+) -> Result<([&'p Access; N], [&'p Access; M])> {
+    Ok((operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?))
+}
+
 /// The members of a task in C, behind its number and its family's.
 fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>> {
     let Leaf::Tabulate(Tabulate { of }) = f.leaf else {
@@ -98,16 +106,14 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>> {
     let n = |a: &Access, d: usize| {
         format!("static_cast<u32>(max_i(0, {}))", e.c(f, None, &a.region[d].1))
     };
-    let wide = |a: &Access, dims: usize| match a.region.len() == dims {
+    let wide = |all: &[(&Access, usize)]| match all.iter().all(|(a, n)| a.region.len() == *n) {
         true => Ok(()),
         false => EmitError::refuse(&f.name, "a table of other dimensions"),
     };
     match of {
         Tabulation::Blocks { rows } => {
-            let ([counts], [blocks]) =
-                (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
-            wide(counts, 1)?;
-            wide(blocks, 2)?;
+            let ([counts], [blocks]) = ends(e, f)?;
+            wide(&[(counts, 1), (blocks, 2)])?;
             let starts = [counts, blocks].iter().all(|a| a.region[0].0 == Expr::Const(0));
             if blocks.region[1].1 != Expr::Const(2) || !starts {
                 return EmitError::refuse(&f.name, "a block has a group and rows");
@@ -116,10 +122,8 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>> {
             Ok(vec![at(counts), at(blocks), groups, count, rows.to_string()])
         }
         Tabulation::Begins { rows } => {
-            let ([counts], [begins]) =
-                (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
-            wide(counts, 1)?;
-            wide(begins, 1)?;
+            let ([counts], [begins]) = ends(e, f)?;
+            wide(&[(counts, 1), (begins, 1)])?;
             if [counts, begins].iter().any(|a| a.region[0].0 != Expr::Const(0)) {
                 let what = "where rows begin is known of all groups";
                 return EmitError::refuse(&f.name, what);
@@ -128,10 +132,8 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>> {
             Ok(vec![at(counts), at(begins), groups, rows.to_string()])
         }
         Tabulation::Bounds { rows, side, mask } => {
-            let ([begins], [bounds]) =
-                (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
-            wide(begins, 1)?;
-            wide(bounds, 2)?;
+            let ([begins], [bounds]) = ends(e, f)?;
+            wide(&[(begins, 1), (bounds, 2)])?;
             if bounds.region[1].1 != Expr::Const(2) || begins.region[0].0 != Expr::Const(0) {
                 let what = "bounds are two of each row, of all documents";
                 return EmitError::refuse(&f.name, what);
@@ -147,10 +149,8 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>> {
             Ok(all)
         }
         Tabulation::Meets { rows, part, side, mask } => {
-            let ([begins], [meets]) =
-                (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
-            wide(begins, 1)?;
-            wide(meets, 2)?;
+            let ([begins], [meets]) = ends(e, f)?;
+            wide(&[(begins, 1), (meets, 2)])?;
             if [begins, meets].iter().any(|a| a.region[0].0 != Expr::Const(0)) {
                 let what = "which parts meet is made of all documents, whole";
                 return EmitError::refuse(&f.name, what);
@@ -178,46 +178,32 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>> {
                 |ids: &Access| (e.plan.buffers[ids.buffer].dtype.size_bytes() / 4).to_string();
             Ok(match part {
                 RoutePart::Lists => {
-                    let ([ids], [list]) =
-                        (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
-                    wide(ids, 2)?;
-                    wide(list, 2)?;
+                    let ([ids], [list]) = ends(e, f)?;
+                    wide(&[(ids, 2), (list, 2)])?;
                     let first = format!("static_cast<u32>({})", e.c(f, None, &ids.region[0].0));
                     let mut all = vec![at(ids), at(list), words(ids), n(ids, 0), n(ids, 1)];
                     all.extend([says(experts), first]);
                     all
                 }
                 RoutePart::Wanted => {
-                    let ([ids], [wanted]) =
-                        (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
-                    wide(ids, 2)?;
-                    wide(wanted, 1)?;
+                    let ([ids], [wanted]) = ends(e, f)?;
+                    wide(&[(ids, 2), (wanted, 1)])?;
                     let mut all = vec![at(ids), at(wanted), words(ids), n(ids, 0), n(ids, 1)];
                     all.extend([says(own), place, n(wanted, 0)]);
                     all
                 }
                 RoutePart::Counts => {
-                    let ([lists], [counts, bases, entries]) =
-                        (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
-                    wide(lists, 2)?;
-                    wide(entries, 2)?;
+                    let ([lists], [counts, bases, entries]) = ends(e, f)?;
+                    wide(&[(lists, 2), (entries, 2)])?;
                     let mut all = vec![at(lists), at(counts), at(bases), at(entries)];
                     all.extend([n(lists, 0), width(lists)]);
-                    all.extend([
-                        says(experts),
-                        says(own),
-                        place,
-                        says(rows),
-                        says(blocks),
-                        says(keep),
-                    ]);
+                    all.extend([says(experts), says(own), place]);
+                    all.extend([rows, blocks, keep].map(says));
                     all
                 }
                 RoutePart::Sources => {
-                    let ([entries, lists, bases], [sources]) =
-                        (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
-                    wide(entries, 2)?;
-                    wide(lists, 2)?;
+                    let ([entries, lists, bases], [sources]) = ends(e, f)?;
+                    wide(&[(entries, 2), (lists, 2)])?;
                     let first = format!("static_cast<u32>({})", e.c(f, None, &entries.region[0].0));
                     let expert = format!("{place} * {own}");
                     let mut all = vec![at(entries), at(lists), at(bases), at(sources)];
@@ -226,20 +212,16 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>> {
                     all
                 }
                 RoutePart::Dropped => {
-                    let ([lists, bases], [dropped]) =
-                        (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
-                    wide(lists, 2)?;
-                    wide(dropped, 1)?;
+                    let ([lists, bases], [dropped]) = ends(e, f)?;
+                    wide(&[(lists, 2), (dropped, 1)])?;
                     let mut all = vec![at(lists), at(bases), at(dropped), n(lists, 0)];
                     all.extend([width(lists), says(experts), says(own), place, says(ranks)]);
                     all.push(says(keep));
                     all
                 }
                 RoutePart::Slots => {
-                    let ([ids, entries, sources], [slots]) =
-                        (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
-                    wide(ids, 2)?;
-                    wide(entries, 2)?;
+                    let ([ids, entries, sources], [slots]) = ends(e, f)?;
+                    wide(&[(ids, 2), (entries, 2)])?;
                     let expert = format!("{place} * {own}");
                     let mut all = vec![at(ids), at(entries), at(sources), at(slots), words(ids)];
                     all.extend([n(ids, 0), n(ids, 1), expert, n(entries, 0), says(rows)]);
@@ -247,10 +229,8 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>> {
                 }
                 RoutePart::Kept | RoutePart::Crossing => Vec::new(),
                 RoutePart::Leaving | RoutePart::Coming => {
-                    let ([ids], [counts, rows]) =
-                        (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
-                    wide(ids, 2)?;
-                    wide(counts, 2)?;
+                    let ([ids], [counts, rows]) = ends(e, f)?;
+                    wide(&[(ids, 2), (counts, 2)])?;
                     let (local, last) = (local.max(1), rows.region.len() - 1);
                     let mut all = vec![at(ids), at(counts), at(rows), words(ids), n(ids, 0)];
                     all.extend([n(ids, 1), says(own * local), n(counts, 1), n(rows, last)]);
@@ -260,16 +240,13 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>> {
                 RoutePart::Places => {
                     let none = "0".to_string();
                     let (ids, list, bases, begins, places, kept) = if keep == 0 {
-                        let ([ids, list, bases], [places, kept]) =
-                            (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+                        let ([ids, list, bases], [places, kept]) = ends(e, f)?;
                         (ids, list, bases, none, places, at(kept))
                     } else {
-                        let ([ids, list, bases, begins], [places, kept]) =
-                            (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+                        let ([ids, list, bases, begins], [places, kept]) = ends(e, f)?;
                         (ids, list, bases, at(begins), places, at(kept))
                     };
-                    wide(ids, 2)?;
-                    wide(list, 2)?;
+                    wide(&[(ids, 2), (list, 2)])?;
                     let mut all =
                         vec![at(ids), at(list), at(bases), begins, at(places), kept, words(ids)];
                     all.extend([n(ids, 0), n(ids, 1)]);
