@@ -1,7 +1,7 @@
 //! Weighted sums of rows that are each looked up, a row for each iteration of the inner loop: in f32, in order, rounded
 //! once.
 
-use super::record::{Group, LeafEmission, Prepared, by_all_threads};
+use super::record::{Group, LeafEmission, Prepared, by_all_threads, inner_access};
 use crate::emit::{EmitError, Result, context::Emitter, types::Slice};
 use minijinja::{Value, context};
 use mk_plan::{
@@ -92,13 +92,7 @@ fn row(a: &Access) -> Option<&(Expr, Expr)> {
 fn family(e: &Emitter<'_>, s: Slice) -> Result<Value> {
     let f = &e.plan.families[s.id];
     let refuse = |what: &str| EmitError::refuse(&f.name, what);
-    let one = |operand: Operand| {
-        let mut all = f.accesses.iter().filter(|a| a.operand == operand);
-        match (all.next(), all.next()) {
-            (Some(a), None) if a.at == Point::Inner => Some(a),
-            _ => None,
-        }
-    };
+    let one = |operand| inner_access(f, operand);
     let (Some(src), Some(w), Some(dst)) = (one(Operand::Src), one(Operand::W), one(Operand::Dst))
     else {
         return refuse(

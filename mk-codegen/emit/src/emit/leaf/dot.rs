@@ -1,7 +1,7 @@
 //! Products of rows that are each looked up, an element for each, with a row of the own rank: in f32, each by a warp.
 //! Or elements alone that are each looked up, each by a thread.
 
-use super::record::{Group, LeafEmission, Prepared, by_all_threads};
+use super::record::{Group, LeafEmission, Prepared, by_all_threads, inner_access};
 use crate::emit::{EmitError, Result, context::Emitter, types::Slice};
 use minijinja::{Value, context};
 use mk_plan::{Access, Agent, DotTile, Expr, Family, Leaf, Operand, Point, Var};
@@ -26,13 +26,8 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
     }
     let dtype = e.one_dtype(g.slices[0].id, |o| matches!(o, Operand::Src | Operand::W))?;
     let plain = is_plain(g.head(e));
-    Ok(Prepared {
-        families,
-        hooks: context! { rows, products, columns, plain },
-        call: context! { dtype, plain },
-        workers: g.ctas,
-        choices: vec![],
-    })
+    let (hooks, call) = (context! { rows, products, columns, plain }, context! { dtype, plain });
+    Ok(Prepared { families, hooks, call, workers: g.ctas, choices: vec![] })
 }
 
 /// Whether elements stand for products.
@@ -42,14 +37,8 @@ fn is_plain(f: &Family) -> bool {
 
 /// The one access of an operand, in the inner loop.
 fn one(f: &Family, operand: Operand) -> Result<&Access> {
-    let mut all = f.accesses.iter().filter(|a| a.operand == operand);
-    match (all.next(), all.next()) {
-        (Some(a), None) if a.at == Point::Inner => Ok(a),
-        _ => {
-            let what = "a product has rows, one row, and results in its inner loop";
-            EmitError::refuse(&f.name, what)
-        }
-    }
+    let what = "a product has rows, one row, and results in its inner loop";
+    inner_access(f, operand).map_or_else(|| EmitError::refuse(&f.name, what), Ok)
 }
 
 fn sizes(e: &Emitter<'_>, f: &Family) -> Result<Sizes> {

@@ -2,7 +2,7 @@
 
 use crate::emit::{EmitError, Result, context::Emitter, types::Slice};
 use minijinja::Value;
-use mk_plan::{Agent, FamId, Family, InternalEdge, Leaf};
+use mk_plan::{Access, Agent, FamId, Family, InternalEdge, Leaf, Operand, Point};
 
 /// Everything that the emitter, the audit and the trace layer know of a leaf.
 pub(in crate::emit) struct LeafEmission {
@@ -199,6 +199,13 @@ impl Group {
     pub fn families(&self) -> Vec<FamId> {
         self.slices.iter().map(|s| s.id).collect()
     }
+}
+
+/// The one access of an operand, if it is in the inner loop.
+pub(in crate::emit) fn inner_access(f: &Family, operand: Operand) -> Option<&Access> {
+    let mut all = f.accesses.iter().filter(|a| a.operand == operand);
+    let first = all.next().filter(|a| a.at == Point::Inner);
+    if all.next().is_some() { None } else { first }
 }
 
 /// The values of a leaf's templates for one loop.

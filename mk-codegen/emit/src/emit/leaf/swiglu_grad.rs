@@ -1,6 +1,6 @@
 //! Gradients of gated rows, which have weights that are looked up: in f32, each row by a warp.
 
-use super::record::{Group, LeafEmission, Prepared, by_all_threads};
+use super::record::{Group, LeafEmission, Prepared, by_all_threads, inner_access};
 use crate::emit::{EmitError, Result, context::Emitter, types::Slice};
 use minijinja::{Value, context};
 use mk_plan::{Access, Agent, Expr, Family, Operand, Point, SwigluGradTile, Var};
@@ -21,24 +21,15 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
         return EmitError::refuse(&g.name, what);
     }
     let dtype = e.one_dtype(g.slices[0].id, |o| o == Operand::Src)?;
-    Ok(Prepared {
-        families,
-        hooks: context! { rows, columns },
-        call: context! { dtype },
-        workers: g.ctas,
-        choices: vec![],
-    })
+    let (hooks, call) = (context! { rows, columns }, context! { dtype });
+    Ok(Prepared { families, hooks, call, workers: g.ctas, choices: vec![] })
 }
 
 /// The one access of an operand, in the inner loop.
 fn one(f: &Family, operand: Operand) -> Result<&Access> {
-    let mut all = f.accesses.iter().filter(|a| a.operand == operand);
-    match (all.next(), all.next()) {
-        (Some(a), None) if a.at == Point::Inner && a.each.is_none() => Ok(a),
-        _ => {
-            let what = "a gated row has each operand once, in its inner loop";
-            EmitError::refuse(&f.name, what)
-        }
+    match inner_access(f, operand) {
+        Some(a) if a.each.is_none() => Ok(a),
+        _ => EmitError::refuse(&f.name, "a gated row has each operand once, in its inner loop"),
     }
 }
 
