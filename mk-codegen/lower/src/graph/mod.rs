@@ -10,7 +10,7 @@ use petgraph::{
 };
 
 /// An extent: its number, and the symbol that names it in plans and kernels.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Extent {
     /// Elements, global.
     pub value: i32,
@@ -29,14 +29,7 @@ pub struct Extent {
 impl Extent {
     /// A number that no launch decides, and all ranks have.
     pub fn fixed(value: i32) -> Extent {
-        Extent {
-            value,
-            symbol: None,
-            runtime_max: None,
-            may_be_zero: false,
-            own: false,
-            of_launch: false,
-        }
+        Extent { value, ..Extent::default() }
     }
 
     /// The most that it can be.

@@ -52,7 +52,7 @@ pub struct GatheredRows {
 const FEW_SHARD_ROWS: u64 = 256;
 
 /// A GEMM with its elementwise epilogue.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Product {
     /// Global rows and columns of its result.
     pub extents: [u64; 2],

@@ -67,20 +67,16 @@ fn grouped(p: &Grouped, ranks: u32) -> Product {
     let rows = p.out.widest(0).max(0) as u64 * u64::from(ranks);
     Product {
         extents: [rows, extents(&p.out)[1]],
-        gathered: false,
         read: p.read,
         result: p.result.is_some(),
         gated: gated(&p.epilogue),
         plain: p.epilogue.iter().all(|op| *op == EpilogueOp::Widen),
-        divisible: false,
-        depth: None,
-        alone: false,
         whole: true,
-        shifts: false,
         odd_bits: odd(&p.out),
         narrow: scales_steps(&p.epilogue),
         blocks: scales_steps(&p.epilogue),
         quantized: quantized(&p.epilogue).is_some(),
+        ..Product::default()
     }
 }
 
@@ -90,20 +86,11 @@ fn wgrad(w: &Wgrad, out: &Tensor) -> Product {
     let rows = out.shape.get(1).map_or(0, |e| e.value.max(0) as u64);
     Product {
         extents: [experts.saturating_mul(rows), columns],
-        gathered: false,
-        read: false,
         result: true,
-        gated: false,
         plain: w.epilogue.iter().all(|op| *op == EpilogueOp::Widen),
-        divisible: false,
-        depth: None,
-        alone: false,
         whole: true,
-        shifts: false,
         odd_bits: odd(out),
-        narrow: false,
-        blocks: false,
-        quantized: false,
+        ..Product::default()
     }
 }
 
