@@ -2,4 +2,5 @@
 //! [`equivalence`] that the plan computes its pipeline. Neither trusts the passes that made the plan.
 
 pub mod equivalence;
+mod hash;
 pub mod valid;

@@ -5,7 +5,8 @@
 //! region and every link begins and ends between cells, and what cuts one side of a link cuts the other. So a task maps
 //! cells to cells, in order, and a launch in which each cell has fewer elements goes through the same steps.
 
-use super::{FieldError, Result, hash::Set};
+use super::{FieldError, Result};
+use crate::hash::FastSet;
 use std::collections::BTreeSet;
 
 /// Most cells that lines are cut into, all together.
@@ -20,8 +21,8 @@ pub(super) type Stretch = (u32, i32, i32);
 #[derive(Default)]
 pub(super) struct Lines {
     cuts: Vec<BTreeSet<i32>>,
-    links: Set<(u32, i32, u32, i32, i32)>,
-    seen: Set<Stretch>,
+    links: FastSet<(u32, i32, u32, i32, i32)>,
+    seen: FastSet<Stretch>,
     /// Lines on which a window compares places, and its length.
     windows: Vec<(u32, i32)>,
     /// Lines of which all cells keep two elements.

@@ -5,11 +5,11 @@ use super::{
     algebra::Algebra,
     cells::Cells,
     context::{Context, Piece},
-    hash::Map,
     leaf::{self, Write},
     tile::Tile,
     unroll::{Touch, Unrolled},
 };
+use crate::hash::FastMap;
 use mk_plan::{AttendTile, Family, Leaf, MMA_STEP_BYTES, Operand, Point, quantized, scales_steps};
 use std::collections::VecDeque;
 
@@ -76,8 +76,8 @@ pub(super) fn run<A: Algebra>(
         line_of,
         sequence,
         memory,
-        waiting: Map::default(),
-        begun: Map::default(),
+        waiting: FastMap::default(),
+        begun: FastMap::default(),
         left: most,
     };
     let mut queue: VecDeque<usize> = (0..unrolled.tasks.len()).collect();
@@ -108,9 +108,9 @@ struct Launch<'l, 'a, E, F> {
     sequence: u32,
     memory: Vec<Scaled<E>>,
     /// Tasks that wait for an element.
-    waiting: Map<(u32, usize), Vec<usize>>,
+    waiting: FastMap<(u32, usize), Vec<usize>>,
     /// Tasks that have begun: how many touches are done, and what they have.
-    begun: Map<usize, (usize, Context<E>)>,
+    begun: FastMap<usize, (usize, Context<E>)>,
     /// Multiplications.
     left: u64,
 }

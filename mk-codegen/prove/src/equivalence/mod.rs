@@ -28,7 +28,6 @@ mod context;
 mod dims;
 mod error;
 mod gradients;
-mod hash;
 mod integers;
 mod launch;
 mod leaf;

@@ -4,7 +4,8 @@
 //! that what is written where decides what is read. Tasks that move integers are apart from those that move numbers
 //! (`integers.rs`).
 
-use super::{FieldError, Result, hash::Map};
+use super::{FieldError, Result};
+use crate::hash::FastMap;
 use mk_plan::{
     Access, BufId, Entity, Env, EvalError, Expr, FamId, Family, Mode, Operand, Plan, Point,
     PointError, Points, TabId, Task, Var,
@@ -56,9 +57,9 @@ pub(super) struct Unrolled<'a> {
     pub touches: Vec<Touch>,
     pub slabs: Vec<Slab>,
     /// Places in the sequence of the first query and the first key, by task and phase, of attention that masks by them.
-    pub positions: Map<(u32, u32), [i32; 2]>,
+    pub positions: FastMap<(u32, u32), [i32; 2]>,
     /// The bounds by which a task masks, two of each of its rows, and those behind them, by task.
-    pub bounds: Map<u32, &'a [i32]>,
+    pub bounds: FastMap<u32, &'a [i32]>,
     /// Extents by buffer and rank.
     pub shapes: Vec<Vec<Vec<i64>>>,
     dims: Vec<(i32, i32)>,
@@ -139,13 +140,13 @@ pub(super) fn unroll<'a>(points: &Points<'a>, epoch: i64, moved: Moved) -> Resul
             tasks: Vec::new(),
             touches: Vec::new(),
             slabs: Vec::new(),
-            positions: Map::default(),
-            bounds: Map::default(),
+            positions: FastMap::default(),
+            bounds: FastMap::default(),
             shapes,
             dims: Vec::new(),
             domains: Vec::new(),
         },
-        slabs: Map::default(),
+        slabs: FastMap::default(),
     };
     for (id, family) in plan.families.iter() {
         if !moved.by(plan, family)? {
@@ -181,7 +182,7 @@ struct Body<'a> {
 struct Walk<'p, 'a> {
     points: &'p Points<'a>,
     out: Unrolled<'a>,
-    slabs: Map<Slab, u32>,
+    slabs: FastMap<Slab, u32>,
 }
 
 impl<'a> Walk<'_, 'a> {

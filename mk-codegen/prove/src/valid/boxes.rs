@@ -4,10 +4,10 @@
 //! regions share a box, so that the pairs to prove are pairs of boxes, and overlaps are found once for all epochs.
 
 use super::{
-    hash::{FastMap, Mixer},
     region::{Dims, meet},
     spans::{ALWAYS, LiveId, SpanId, Spans},
 };
+use crate::hash::{FastMap, Mixer};
 use mk_plan::{BufId, Entity, Region};
 use std::{
     collections::hash_map::Entry,

@@ -47,7 +47,6 @@ mod deadlock;
 mod epochs;
 mod explain;
 mod family;
-mod hash;
 mod hoist;
 mod leaf;
 mod limits;

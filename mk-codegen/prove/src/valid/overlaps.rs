@@ -5,9 +5,9 @@
 
 use super::{
     boxes::{BoxId, Boxed, Boxes, OVERLAP_WEIGHT},
-    hash::FastMap,
     spans::{SpanId, Spans},
 };
+use crate::hash::FastMap;
 
 /// Most pairs of spans that are remembered.
 const MAX_MET: usize = 1 << 22;

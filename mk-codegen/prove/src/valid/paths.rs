@@ -13,10 +13,10 @@
 
 use super::{
     family::is_host,
-    hash::FastMap,
     within::{self, Reach, WordPosts},
     world::{AccRec, Class, WaitRec, World},
 };
+use crate::hash::FastMap;
 use mk_plan::{Agent, EdgeId, Mode, Proxy, Scope, Wait};
 use std::collections::BTreeSet;
 

@@ -7,7 +7,6 @@ use super::{
     actor::Actor,
     boxes::BoxId,
     cells::{Cell, Halt, Regions},
-    hash::FastSet,
     hoist::{Hoisted, Lines},
     leaf,
     report::Violation,
@@ -16,6 +15,7 @@ use super::{
     touched::{Operated, Touched},
     world::{AccRec, Class, NamedRec, PostRec, TaskRec, WaitRec, World},
 };
+use crate::hash::FastSet;
 use mk_plan::{
     Access, BufId, Each, EdgeId, Entity, Expr, FamId, Family, MAX_TASKS, Operand, Point,
     PointError, Points, Region, SigId, TabId, TableSource, Task, Var,

@@ -1,9 +1,9 @@
 //! Regions of accesses as functions of the run-time dimension, while a plan is unrolled.
 
 use super::{Cell, Halt};
+use crate::hash::{FastMap, FastSet};
 use crate::valid::{
     boxes::{BoxId, Boxes},
-    hash::{FastMap, FastSet},
     leaf,
     rotation::Way,
     spans::{

@@ -4,9 +4,9 @@ use super::{
     groups::Group,
     search::{Lines, Races},
 };
+use crate::hash::{FastMap, FastSet};
 use crate::valid::{
     boxes::BoxId,
-    hash::{FastMap, FastSet},
     limits::MAX_PAIRS,
     paths::{Goal, SigKey},
     world::AccRec,

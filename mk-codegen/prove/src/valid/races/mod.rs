@@ -22,13 +22,13 @@ use super::{
     actor::Actor,
     boxes::BoxId,
     explain::{From, To},
-    hash::FastSet,
     paths::{Goal, Paths, SigKey},
     region::{intersect, text},
     report::{Failure, Violation},
     site, within,
     world::{AccRec, World},
 };
+use crate::hash::FastSet;
 use boundaries::Boundaries;
 use mk_plan::{Mode, Proxy, Space};
 

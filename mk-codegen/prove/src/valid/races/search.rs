@@ -5,11 +5,11 @@
 //! are looked at once.
 
 use super::groups::{Group, Groups};
+use crate::hash::{FastMap, FastSet};
 use crate::valid::{
     boxes::BoxId,
     explain::{self, From, To},
     family::is_host,
-    hash::{FastMap, FastSet},
     limits::MAX_PAIRS,
     paths::{Goal, Paths, posts_after},
     report::{Failure, Violation},

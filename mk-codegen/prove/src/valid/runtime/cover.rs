@@ -7,12 +7,12 @@
 //! Outputs are written exactly once if writes do not overlap (rule 1 sees to that) and their areas add up to the whole,
 //! as polynomials of the dimension between the places at which a piece begins or ends.
 
+use crate::hash::{FastMap, FastSet};
 use crate::valid::{
     actor::Actor,
     boxes::{BoxId, Boxed},
     cells::Shapes,
     coverage::{summed, takes},
-    hash::{FastMap, FastSet},
     limits::MAX_PAIRS,
     races::{Group, Groups},
     region::{text, uncovered},

@@ -8,7 +8,7 @@ pub(super) mod function;
 use domain::{Line, Places, Run};
 use function::Piece;
 
-use super::hash::FastMap;
+use crate::hash::FastMap;
 
 pub(in crate::valid) type SpanId = u32;
 /// A set of places, interned. 0 is every place, and all there is without a run-time dimension.

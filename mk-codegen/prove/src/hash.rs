@@ -5,13 +5,13 @@ use std::{
     hash::{BuildHasherDefault, Hasher},
 };
 
-pub(super) type FastMap<K, V> = HashMap<K, V, BuildHasherDefault<Mixer>>;
-pub(super) type FastSet<K> = HashSet<K, BuildHasherDefault<Mixer>>;
+pub(crate) type FastMap<K, V> = HashMap<K, V, BuildHasherDefault<Mixer>>;
+pub(crate) type FastSet<K> = HashSet<K, BuildHasherDefault<Mixer>>;
 
 /// Multiplies and rotates: quick, and good enough for keys that nobody gains by making collide, since work is bounded
 /// anyway.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Mixer(u64);
+pub(crate) struct Mixer(u64);
 
 impl Mixer {
     fn add(&mut self, word: u64) {
