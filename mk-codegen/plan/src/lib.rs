@@ -12,6 +12,7 @@ pub mod entity;
 mod epilogue;
 mod expr;
 mod factors;
+mod filled;
 mod in_place;
 mod json;
 pub mod leaf;
@@ -46,6 +47,7 @@ pub use epilogue::{
 };
 pub use expr::{BinOp, Env, EvalError, Expr, Var, no_tables};
 pub use factors::Factors;
+pub use filled::Source;
 pub use in_place::in_place;
 pub use json::{JsonError, PLAN_SCHEMA};
 pub use leaf::{

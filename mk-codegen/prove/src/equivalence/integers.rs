@@ -7,10 +7,9 @@ use super::{
     FieldError, Result,
     context::{paired, sources},
     dims::Dims,
-    leaf::{Source, tabulated},
     unroll::{self, Moved, Touch, Unrolled},
 };
-use mk_plan::{Entity, Leaf, Operand, Points, Space, Tabulate};
+use mk_plan::{Entity, Leaf, Operand, Points, Source, Space, Tabulate};
 use mk_syntax::{Def, Op};
 use std::borrow::Cow;
 
@@ -179,7 +178,10 @@ fn made(
                     })
                 };
                 let src: Vec<Source<'_>> = lines.map(source).collect();
-                tabulated(unrolled, run, of, &src, t)
+                let results = family.accesses.iter().enumerate();
+                let mut results = results.filter(|(_, a)| a.operand == Operand::Dst);
+                let result = results.position(|(line, _)| line == usize::from(t.access));
+                of.filled(&src, unrolled.region(t), run.rank as usize, result)
                     .map_err(|e| FieldError::misfit(unrolled.place(task), e.to_string()))?
             }
             leaf if leaf.copies() => {

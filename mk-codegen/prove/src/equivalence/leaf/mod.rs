@@ -16,9 +16,6 @@ mod rope;
 mod sink;
 mod stats;
 mod swiglu_grad;
-mod tabulate;
-
-pub(super) use tabulate::{Source, tabulated};
 
 use super::{
     algebra::Algebra,
