@@ -183,8 +183,7 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
     check(&attention, &g.graph[node].name, &claims.sizes)?;
     let results = attention.made.iter().chain(&attention.kept).map(|(_, result)| *result);
     let results: Vec<usize> = results.collect();
-    let id = claims.push(Op::Attention(attention));
-    results.into_iter().for_each(|r| claims.kernel.results[r].of = Some(id));
+    claims.add(Op::Attention(attention), results);
     behind
         .into_iter()
         .try_for_each(|(_, param, of, node, r)| exchange::add(claims, node, of, param, r))
@@ -204,8 +203,7 @@ fn dsinks(claims: &mut Claims<'_>, node: NodeIndex) -> Result<(), LowerError> {
     if rows.into_iter().any(|(d, e)| d != along(Operand::Stats) && e.runtime_max.is_some()) {
         return refuse("a dimension other than the sequence comes with each launch");
     }
-    let id = claims.push(Op::Dsinks(Dsinks { stats, sinks, result: 0 }));
-    claims.kernel.results[0].of = Some(id);
+    claims.add(Op::Dsinks(Dsinks { stats, sinks, result: 0 }), [0]);
     Ok(())
 }
 

@@ -41,6 +41,13 @@ impl<'g> Claims<'g> {
         self.kernel.ops.len() - 1
     }
 
+    /// Adds an operation that makes these results.
+    pub fn add(&mut self, op: Op, results: impl IntoIterator<Item = usize>) -> OpId {
+        let id = self.push(op);
+        results.into_iter().for_each(|r| self.kernel.results[r].of = Some(id));
+        id
+    }
+
     /// Adds a value that is in memory before it is read to the parameters.
     pub fn made(&mut self, node: NodeIndex, out: Tensor) -> Param {
         self.params.push(node);

@@ -96,7 +96,6 @@ pub(super) fn add(
     }
     shared.cuts = vec![Cut { dim: 1, axis, ranks, zigzag: false }];
     let back = split == 1;
-    let id = claims.push(Op::AllToAll(AllToAll { param, shared, axis, back, result }));
-    claims.kernel.results[result].of = Some(id);
+    claims.add(Op::AllToAll(AllToAll { param, shared, axis, back, result }), [result]);
     Ok(())
 }

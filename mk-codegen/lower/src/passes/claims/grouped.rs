@@ -97,10 +97,8 @@ pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerErro
         false => tensor(claims.value(b), "rows", &claims.sizes),
     };
     let results = route.as_ref().map(|r| [r.result, r.result_factors, r.dropped]);
-    let ragged = claims.push(Op::Ragged(Ragged { counts, rows, route }));
-    for r in results.into_iter().flatten().flatten() {
-        claims.kernel.results[r].of = Some(ragged);
-    }
+    let results = results.into_iter().flatten().flatten();
+    let ragged = claims.add(Op::Ragged(Ragged { counts, rows, route }), results);
     let made = Claimed {
         ragged,
         gemms,
@@ -150,10 +148,7 @@ pub(super) fn claim(claims: &mut Claims<'_>, rows: Option<Claimed>) -> Result<()
     for node in &rows.gemms {
         let gemm = gemm(claims, &rows, *node, (&ids, made))?;
         let result = gemm.result;
-        let id = claims.push(Op::Grouped(gemm));
-        if let Some(r) = result {
-            claims.kernel.results[r].of = Some(id);
-        }
+        let id = claims.add(Op::Grouped(gemm), result);
         ids.push(id);
         let grads_of = rows.grads.filter(|grads| g.operands(*grads).first() == Some(node));
         if let Some(node) = grads_of {
@@ -167,8 +162,7 @@ pub(super) fn claim(claims: &mut Claims<'_>, rows: Option<Claimed>) -> Result<()
     for node in &rows.wgrads {
         let wgrad = wgrad(claims, &rows, *node)?;
         let result = wgrad.result;
-        let id = claims.push(Op::Wgrad(wgrad));
-        claims.kernel.results[result].of = Some(id);
+        claims.add(Op::Wgrad(wgrad), [result]);
     }
     let own = |n: &NodeIndex| {
         rows.gemms.contains(n)
@@ -190,14 +184,12 @@ pub(super) fn claim(claims: &mut Claims<'_>, rows: Option<Claimed>) -> Result<()
         let out = tensor(claims.value(node), &g.result_names[result], &claims.sizes);
         let how = Combined::Elements;
         let slots = Combine { of, how, addend: None, out, result, summed: None };
-        let id = claims.push(Op::Combine(slots));
-        claims.kernel.results[result].of = Some(id);
+        claims.add(Op::Combine(slots), [result]);
     }
     if let Some(node) = rows.combine {
         let combine = combine(claims, &rows, node, &ids)?;
         let result = combine.result;
-        let id = claims.push(Op::Combine(combine));
-        claims.kernel.results[result].of = Some(id);
+        claims.add(Op::Combine(combine), [result]);
     }
     let first = rows.gemms.first().or(rows.wgrads.first());
     let name = first.map_or("grouped_gemm", |n| &claims.value(*n).name);
@@ -301,11 +293,7 @@ fn grads(
     let returned = |n: Option<NodeIndex>| g.results.iter().position(|r| Some(*r) == n);
     let (result, weighed) = (returned(Some(node)), returned(claimed.weighed));
     let grads = Grads { ragged: claimed.ragged, of, gates, weights, out, result, weighed };
-    let id = claims.push(Op::Grads(grads));
-    for r in [result, weighed].into_iter().flatten() {
-        claims.kernel.results[r].of = Some(id);
-    }
-    Ok(id)
+    Ok(claims.add(Op::Grads(grads), [result, weighed].into_iter().flatten()))
 }
 
 /// Gradients of matrices of experts.

@@ -143,9 +143,6 @@ fn map(claims: &mut Claims<'_>, node: NodeIndex, how: RowWork) -> Result<(), Low
         (claims.made(n, factors), other)
     });
     let map = Map { how, operands, out: made, result, factors };
-    let id = claims.push(Op::Map(map));
-    for r in [result, other].into_iter().flatten() {
-        claims.kernel.results[r].of = Some(id);
-    }
+    claims.add(Op::Map(map), [result, other].into_iter().flatten());
     Ok(())
 }
