@@ -257,6 +257,17 @@ pub fn carry_last(epilogue: &[EpilogueOp]) -> bool {
 /// Operands of an epilogue, in the order of its operations that have one.
 pub const EPILOGUE_OPERANDS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
 
+/// The operations of an epilogue that have an operand, with it.
+pub fn named_operands(epilogue: &[EpilogueOp]) -> impl Iterator<Item = (EpilogueOp, Operand)> {
+    let ops = epilogue.iter().copied().filter(|op| op.operand().is_some());
+    ops.zip(EPILOGUE_OPERANDS)
+}
+
+/// The operation of an epilogue whose operand this is.
+pub fn of_epilogue(epilogue: &[EpilogueOp], operand: Operand) -> Option<EpilogueOp> {
+    named_operands(epilogue).find(|(_, o)| *o == operand).map(|(op, _)| op)
+}
+
 pub(super) fn write_epilogue(f: &mut Formatter<'_>, epilogue: &[EpilogueOp]) -> fmt::Result {
     if epilogue.is_empty() {
         return Ok(());

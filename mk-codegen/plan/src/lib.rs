@@ -43,7 +43,7 @@ pub use documents::{
 pub use entity::{Arena, BufId, DimId, EdgeId, Entity, FamId, RoleId, SigId, TabId};
 pub use epilogue::{
     EPILOGUE_OPERANDS, EpilogueOp, SWIGLU_GRAD, applied_first, carry_last, gate_bias, gated,
-    gates_operand, halves, quantized, saves_gates, scales_steps,
+    gates_operand, halves, named_operands, of_epilogue, quantized, saves_gates, scales_steps,
 };
 pub use expr::{BinOp, Env, EvalError, Expr, Var, no_tables};
 pub use factors::Factors;

@@ -5,7 +5,7 @@
 
 use super::{
     entity::{Entity, FamId, RoleId},
-    epilogue::{EPILOGUE_OPERANDS, carry_last},
+    epilogue::{EPILOGUE_OPERANDS, carry_last, named_operands},
     expr::Expr,
     leaf::{ALayout, BLayout, Consumers, Leaf, MmaTile, Store},
     mma::{
@@ -39,8 +39,7 @@ impl Plan {
         let extras = |f: FamId| {
             let reads = self.families[f].accesses.iter();
             // Factors of rows may come from several places.
-            let ops = self.families[f].leaf.epilogue().iter().filter(|op| op.operand().is_some());
-            let mut named = ops.zip(EPILOGUE_OPERANDS);
+            let mut named = named_operands(self.families[f].leaf.epilogue());
             let factors = named.find(|(op, _)| op.scales_rows()).map(|(_, o)| o);
             let reads = reads
                 .filter(|x| EPILOGUE_OPERANDS.contains(&x.operand) && Some(x.operand) != factors);

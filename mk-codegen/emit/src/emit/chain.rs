@@ -8,7 +8,7 @@ use super::{
 use minijinja::{Value, context};
 use mk_plan::{
     Access, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Family, Mode, Operand, Plan,
-    QuantTile, Space, Var, applied_first, gate_bias, row_dim, saves_gates,
+    QuantTile, Space, Var, applied_first, gate_bias, named_operands, row_dim, saves_gates,
 };
 
 /// An operation by the name that the library, or a template, has for it; none for what is done elsewhere.
@@ -198,16 +198,15 @@ impl Emitter<'_> {
         (rows, columns): (&Expr, &Expr),
     ) -> Result<Vec<String>> {
         let f = &self.plan.families[s.id];
-        let touching = f.leaf.epilogue().iter().filter(|op| op.operand().is_some());
         let mut addresses = Vec::new();
-        for (op, operand) in touching.zip(EPILOGUE_OPERANDS) {
+        for (op, operand) in named_operands(f.leaf.epilogue()) {
             let x = self.access(f, operand)?;
             let buffer = &self.plan.buffers[x.buffer];
             let fits = match x.region.as_slice() {
-                [(_, n)] => *op == EpilogueOp::Bias && n == columns,
+                [(_, n)] => op == EpilogueOp::Bias && n == columns,
                 [.., (_, n)] => {
                     let of_rows = row_dim(x).is_some_and(|d| x.region[d].1 == *rows);
-                    *op != EpilogueOp::Bias && of_rows && n == columns
+                    op != EpilogueOp::Bias && of_rows && n == columns
                 }
                 [] => false,
             };
@@ -219,7 +218,7 @@ impl Emitter<'_> {
             let base = self.base(x.buffer, "params.header.rank");
             let (col, size) = (&x.region[x.region.len() - 1].0, buffer.dtype.size_bytes());
             let mut address = format!("{base} + bytes_of({}, {size})", self.c(f, None, col));
-            if *op != EpilogueOp::Bias {
+            if op != EpilogueOp::Bias {
                 let row = self.c(f, None, &self.row(x));
                 let pitch = self.own_pitch_bytes(x.buffer);
                 address += &format!(" + static_cast<u64>({row}) * {pitch}");
@@ -238,8 +237,7 @@ impl Emitter<'_> {
 
     /// The first factor of a tile's rows, or columns, in elements.
     pub(super) fn first_factor(&self, f: &Family, rows: bool) -> Expr {
-        let ops = f.leaf.epilogue().iter().filter(|op| op.operand().is_some());
-        let mut named = ops.zip(EPILOGUE_OPERANDS);
+        let mut named = named_operands(f.leaf.epilogue());
         let of = |op: &EpilogueOp| op.scales() && op.scales_rows() == rows;
         let operand = named.find(|(op, _)| of(op)).map(|(_, o)| o);
         let Some(x) = f.accesses.iter().find(|a| Some(a.operand) == operand) else {
@@ -250,22 +248,18 @@ impl Emitter<'_> {
 
     /// The expert whose vector is added to a tile, where one of several is.
     pub(super) fn vector_row(&self, f: &Family) -> Option<Expr> {
-        let ops = f.leaf.epilogue().iter().filter(|op| op.operand().is_some());
-        let mut named = ops.zip(EPILOGUE_OPERANDS);
-        let (_, operand) = named.find(|(op, _)| **op == EpilogueOp::Bias)?;
+        let mut named = named_operands(f.leaf.epilogue());
+        let (_, operand) = named.find(|(op, _)| *op == EpilogueOp::Bias)?;
         let x = f.accesses.iter().find(|a| a.operand == operand)?;
         (x.region.len() > 1).then(|| x.region[0].0.clone())
     }
 
     /// First row of an epilogue's matrix operands; all have the same.
     pub(super) fn extras_row(&self, f: &Family) -> Result<Expr> {
-        let by_rows = EPILOGUE_OPERANDS
-            .iter()
-            .zip(f.leaf.epilogue().iter().filter(|op| op.operand().is_some()));
-        let by_rows: Vec<_> = by_rows
-            .filter(|(_, op)| op.vector().is_none() && !op.scales())
-            .filter(|(_, op)| !matches!(op, EpilogueOp::Quantize(_)))
-            .map(|(operand, _)| *operand)
+        let by_rows: Vec<_> = named_operands(f.leaf.epilogue())
+            .filter(|(op, _)| op.vector().is_none() && !op.scales())
+            .filter(|(op, _)| !matches!(op, EpilogueOp::Quantize(_)))
+            .map(|(_, operand)| operand)
             .collect();
         let matrices = f.accesses.iter().filter(|a| by_rows.contains(&a.operand));
         // Of what gates and ups are saved to, rows of both.

@@ -12,7 +12,7 @@ use crate::{
 };
 use mk_plan::{
     ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, MMA_STEP_BYTES, MmaTile, Operand, Region,
-    cluster_part, gated, gates_operand, mma_narrow, scales_steps,
+    cluster_part, gated, gates_operand, mma_narrow, named_operands, scales_steps,
 };
 
 impl Compute for MmaTile {
@@ -143,9 +143,9 @@ fn scaled_steps(context: &Context, epilogue: &[EpilogueOp], phase: Phase) -> Res
     let (steps, of_half) = (a.cols.div_ceil(block), (b.cols / halves).div_ceil(block));
     let blocks = halves * of_half;
     let mut factors = [None, None];
-    let named = epilogue.iter().filter(|op| op.operand().is_some()).zip(EPILOGUE_OPERANDS);
+    let named = named_operands(epilogue);
     for (op, operand) in named.filter(|(op, _)| op.scales_steps()) {
-        let rows = *op == EpilogueOp::ScaleSteps;
+        let rows = op == EpilogueOp::ScaleSteps;
         let want = steps * if rows { a.rows } else { blocks };
         let found = context.latest(operand, phase);
         factors[usize::from(!rows)] =

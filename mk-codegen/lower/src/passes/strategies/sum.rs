@@ -11,7 +11,7 @@ use crate::passes::{
 };
 use crate::settings::Reduction;
 use mk_plan::{
-    Access, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, Leaf, Operand, ReduceTile, RoleKind,
+    Access, BufId, EpilogueOp, Expr, Leaf, Operand, ReduceTile, RoleKind, named_operands,
 };
 
 /// Rows of the flattest tile of a sum: fewer would not cover the latency of their loads.
@@ -58,10 +58,9 @@ impl<'a> Summed<'a> {
 
     /// The accesses of a task that makes these rows and columns of the result.
     pub fn makes(&self, region: Vec<(Expr, Expr)>) -> Vec<Access> {
-        let touching = self.epilogue.iter().filter(|op| op.operand().is_some());
         let mut all = Vec::new();
-        for ((op, buffer), operand) in touching.zip(&self.extras).zip(EPILOGUE_OPERANDS) {
-            let of = if *op == EpilogueOp::Bias { &region[1..] } else { &region[..] };
+        for ((op, operand), buffer) in named_operands(self.epilogue).zip(&self.extras) {
+            let of = if op == EpilogueOp::Bias { &region[1..] } else { &region[..] };
             all.push(read(operand, *buffer, of.to_vec()));
         }
         all.push(write(Operand::Dst, self.result, region));

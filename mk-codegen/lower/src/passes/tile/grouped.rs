@@ -25,9 +25,9 @@ use crate::passes::{
 use crate::settings::{Config, Returns};
 use mk_abi::DType;
 use mk_plan::{
-    ALayout, Access, BLayout, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Leaf,
-    MMA_STEP_BYTES, MmaTile, Operand, Point, QuantTile, RoleKind, Schedule, Space, Store, TabId,
-    Table, TableSource, Var, gate_bias, gated, gates_operand, mma_narrow, mma_step, quantized,
+    ALayout, Access, BLayout, BufId, EpilogueOp, Expr, FamId, Leaf, MMA_STEP_BYTES, MmaTile,
+    Operand, Point, QuantTile, RoleKind, Schedule, Space, Store, TabId, Table, TableSource, Var,
+    gate_bias, gated, gates_operand, mma_narrow, mma_step, named_operands, quantized,
 };
 
 /// The rows, and what follows from a routing.
@@ -318,9 +318,8 @@ impl Tiles<'_> {
             },
             Access { at, ..read(Operand::B, self.inputs[p.b], matrix) }.into(),
         ];
-        let touching = p.epilogue.iter().filter(|op| op.operand().is_some());
         let half = |ups: bool| (Expr::Const(ups.into()), Expr::Const(1));
-        for ((op, buffer), operand) in touching.zip(&self.extras).zip(EPILOGUE_OPERANDS) {
+        for ((op, operand), buffer) in named_operands(&p.epilogue).zip(&self.extras) {
             let mut region = match op {
                 EpilogueOp::ScaleSteps => vec![steps.clone(), rows.clone()],
                 EpilogueOp::ScaleBlocks => {
@@ -343,7 +342,7 @@ impl Tiles<'_> {
             if gates_operand(&p.epilogue) == Some(operand) {
                 region.insert(1, (0.into(), 2.into()));
             }
-            if p.halves() && *op != EpilogueOp::Bias {
+            if p.halves() && op != EpilogueOp::Bias {
                 // Of gates, their gradients, and ups, the last two lie behind the first.
                 region.insert(1, half(matches!(op, EpilogueOp::Save | EpilogueOp::Mul)));
             }

@@ -13,8 +13,8 @@ use crate::passes::{
     },
 };
 use mk_plan::{
-    Access, BLayout, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, Leaf, MmaTile, Operand, Point,
-    QuantTile, RoleKind, Var, carry_last, gates_operand,
+    Access, BLayout, BufId, EpilogueOp, Expr, Leaf, MmaTile, Operand, Point, QuantTile, RoleKind,
+    Var, carry_last, gates_operand, named_operands,
 };
 
 /// How a GEMM's K is cut.
@@ -163,8 +163,7 @@ impl Product<'_> {
         a.access.at = at;
         let mut accesses = vec![Access { at, ..read(Operand::B, self.b, b) }];
         let row = rows.global(&r);
-        let touching = epilogue.iter().filter(|e| e.operand().is_some());
-        for ((op, buffer), operand) in touching.zip(&self.extras).zip(EPILOGUE_OPERANDS) {
+        for ((op, operand), buffer) in named_operands(epilogue).zip(&self.extras) {
             let factors = factors.as_ref().filter(|_| op.scales_rows());
             let buffer = factors.map_or(buffer, |(buffer, _)| buffer);
             let block = mk_plan::MMA_STEP_BYTES as i32;
@@ -174,13 +173,13 @@ impl Product<'_> {
             let of_row = QuantTile::BLOCK;
             let mut region = match (arriving, op.vector()) {
                 (Some(region), _) => region,
-                _ if *op == EpilogueOp::ScaleSteps => vec![steps, (row.clone(), r.len.clone())],
+                _ if op == EpilogueOp::ScaleSteps => vec![steps, (row.clone(), r.len.clone())],
                 _ if matches!(op, EpilogueOp::Quantize(_)) => {
                     let (at, len) = cols.clone();
                     let blocks = (at / of_row, (len + (of_row - 1)) / of_row);
                     vec![blocks, (row.clone(), r.len.clone())]
                 }
-                _ if *op == EpilogueOp::ScaleBlocks => {
+                _ if op == EpilogueOp::ScaleBlocks => {
                     let (at, len) = cols.clone();
                     vec![(at / block, (len + (block - 1)) / block), steps]
                 }

@@ -9,12 +9,6 @@ use crate::equivalence::{
 use mk_dtype::Curve;
 use mk_plan::{EPILOGUE_OPERANDS, EpilogueOp, Operand};
 
-/// The operation whose operand this is.
-pub(super) fn of_epilogue(epilogue: &[EpilogueOp], operand: Operand) -> Option<EpilogueOp> {
-    let place = EPILOGUE_OPERANDS.iter().position(|e| *e == operand)?;
-    epilogue.iter().filter(|op| op.operand().is_some()).nth(place).copied()
-}
-
 impl<E: Copy + PartialEq> Context<E> {
     /// A tile after its epilogue, or as `operand` saves it on the way.
     pub(super) fn finished<A: Algebra<Elem = E>>(

@@ -1,6 +1,6 @@
 //! GEMMs.
 
-use super::{Linked, Links, Meaning, Places, Stored, Task, Work, Write, epilogue::of_epilogue};
+use super::{Linked, Links, Meaning, Places, Stored, Task, Work, Write};
 use crate::equivalence::{
     algebra::{Algebra, add_row_times},
     context::Context,
@@ -9,8 +9,8 @@ use crate::equivalence::{
     unroll::Touch,
 };
 use mk_plan::{
-    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, MMA_STEP_BYTES, MmaTile, Operand, gate_bias,
-    gated, gates_operand, scales_steps,
+    ALayout, BLayout, EpilogueOp, MMA_STEP_BYTES, MmaTile, Operand, gate_bias, gated,
+    gates_operand, named_operands, of_epilogue, scales_steps,
 };
 
 impl Links for MmaTile {
@@ -73,9 +73,9 @@ impl<E: Copy + PartialEq> Context<E> {
             return Err(format!("`a` is {rows}x{k} and `b` {}x{n}", b.tile.cols));
         }
         let steps = depth.last().map_or(0, |b| b + 1);
-        let named = epilogue.iter().filter(|op| op.operand().is_some()).zip(EPILOGUE_OPERANDS);
+        let named = named_operands(epilogue);
         for (op, operand) in named.filter(|(op, _)| op.scales_steps()) {
-            let by_rows = *op == EpilogueOp::ScaleSteps;
+            let by_rows = op == EpilogueOp::ScaleSteps;
             let want = steps * if by_rows { rows } else { blocks };
             let Some(factors) = self.latest(operand).filter(|t| t.data.len() == want) else {
                 return Err(format!("the operand of {op:?} has other steps than the tile"));

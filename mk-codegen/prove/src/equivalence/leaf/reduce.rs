@@ -1,6 +1,6 @@
 //! Sums.
 
-use super::{Linked, Links, Meaning, Stored, Task, Write, epilogue::of_epilogue};
+use super::{Linked, Links, Meaning, Stored, Task, Write};
 use crate::equivalence::{
     algebra::Algebra,
     context::{Context, Misfit, Piece},
@@ -8,7 +8,7 @@ use crate::equivalence::{
     tile::Tile,
     unroll::Touch,
 };
-use mk_plan::{EpilogueOp, Factors, Operand, ReduceTile};
+use mk_plan::{EpilogueOp, Factors, Operand, ReduceTile, of_epilogue};
 
 impl Links for ReduceTile {
     fn link(&self, linker: &mut Linker<'_, '_>, of: &Task<'_>) -> Linked {

@@ -1,13 +1,10 @@
 //! GEMMs.
 
-use super::{
-    Rules,
-    epilogue::{of_epilogue, tails},
-};
+use super::{Rules, epilogue::tails};
 use crate::valid::touched::{Touched, last_three, made_of, matrix, of, one_place};
 use mk_plan::{
     ALayout, BLayout, EpilogueOp, Family, MMA_STEP_BYTES, MmaTile, Operand, QuantTile, gate_bias,
-    gated, gates_operand, scales_steps,
+    gated, gates_operand, of_epilogue, scales_steps,
 };
 
 impl Rules for MmaTile {

@@ -1,11 +1,8 @@
 //! Sums.
 
-use super::{
-    Rules,
-    epilogue::{of_epilogue, tails},
-};
+use super::{Rules, epilogue::tails};
 use crate::valid::touched::{Touched, area, of, plain, text};
-use mk_plan::{EpilogueOp, Factors, Family, Operand, ReduceTile, Var};
+use mk_plan::{EpilogueOp, Factors, Family, Operand, ReduceTile, Var, of_epilogue};
 use std::collections::BTreeSet;
 
 impl Rules for ReduceTile {

@@ -21,7 +21,7 @@ use mk_plan::{
     ALayout, Access, Agent, BLayout, Consumers, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Family,
     Leaf, MMA_STEP_BYTES, MmaTile, Mode, Operand, Point, Space, Store, Var, carry_last, gated,
     mma_consumers, mma_exchange_bytes, mma_narrow, mma_panel_columns, mma_staging_bytes, mma_swaps,
-    quantized, saves_gates, scales_steps,
+    named_operands, quantized, saves_gates, scales_steps,
 };
 use operands::Factor;
 
@@ -507,9 +507,8 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
 
 /// Blocks of columns of each half of operand B, whose factors lie below each other.
 fn step_ups(e: &Emitter<'_>, f: &Family) -> Result<String> {
-    let named = f.leaf.epilogue().iter().filter(|op| op.operand().is_some());
-    let mut named = named.zip(EPILOGUE_OPERANDS);
-    let Some((_, operand)) = named.find(|(op, _)| **op == EpilogueOp::ScaleBlocks) else {
+    let mut named = named_operands(f.leaf.epilogue());
+    let Some((_, operand)) = named.find(|(op, _)| *op == EpilogueOp::ScaleBlocks) else {
         return Ok("0".into());
     };
     let x = e.access(f, operand)?;
