@@ -129,37 +129,35 @@ pub(in crate::passes) struct Outcome {
     pub out: Tensor,
 }
 
+/// A kernel's operations of one kind, in order.
+macro_rules! each {
+    ($kernel:ident, $kind:ident) => {
+        $kernel.ops.iter().enumerate().filter_map(|(id, op)| match op {
+            Op::$kind(x) => Some((id, x)),
+            _ => None,
+        })
+    };
+}
+
 impl Kernel {
     /// The operands, in order.
     pub fn operands(&self) -> impl Iterator<Item = (OpId, &Operand)> {
-        self.ops.iter().enumerate().filter_map(|(id, op)| match op {
-            Op::Operand(operand) => Some((id, operand)),
-            _ => None,
-        })
+        each!(self, Operand)
     }
 
     /// The operations on rows, in order.
     pub fn maps(&self) -> impl Iterator<Item = &Map> {
-        self.ops.iter().filter_map(|op| match op {
-            Op::Map(map) => Some(map),
-            _ => None,
-        })
+        each!(self, Map).map(|(_, x)| x)
     }
 
     /// The GEMMs, in order.
     pub fn products(&self) -> impl Iterator<Item = (OpId, &Product)> {
-        self.ops.iter().enumerate().filter_map(|(id, op)| match op {
-            Op::Product(product) => Some((id, product)),
-            _ => None,
-        })
+        each!(self, Product)
     }
 
     /// The sums, in order.
     pub fn sums(&self) -> impl Iterator<Item = (OpId, &Sum)> {
-        self.ops.iter().enumerate().filter_map(|(id, op)| match op {
-            Op::Sum(sum) => Some((id, sum)),
-            _ => None,
-        })
+        each!(self, Sum)
     }
 
     /// Whether it exchanges tensors of the caller.
@@ -169,34 +167,22 @@ impl Kernel {
 
     /// The attention, or the part of its backward, that it is.
     pub fn attention(&self) -> Option<&Attention> {
-        self.ops.iter().find_map(|op| match op {
-            Op::Attention(attention) => Some(attention),
-            _ => None,
-        })
+        each!(self, Attention).map(|(_, x)| x).next()
     }
 
     /// The GEMMs of ragged rows, in order.
     pub fn grouped(&self) -> impl Iterator<Item = &Grouped> {
-        self.ops.iter().filter_map(|op| match op {
-            Op::Grouped(grouped) => Some(grouped),
-            _ => None,
-        })
+        each!(self, Grouped).map(|(_, x)| x)
     }
 
     /// The gradients of matrices of experts, in order.
     pub fn wgrads(&self) -> impl Iterator<Item = &Wgrad> {
-        self.ops.iter().filter_map(|op| match op {
-            Op::Wgrad(wgrad) => Some(wgrad),
-            _ => None,
-        })
+        each!(self, Wgrad).map(|(_, x)| x)
     }
 
     /// What becomes of rows that go back to their tokens.
     pub fn combined(&self) -> Option<&Combine> {
-        self.ops.iter().find_map(|op| match op {
-            Op::Combine(combine) if combine.how != Combined::Elements => Some(combine),
-            _ => None,
-        })
+        each!(self, Combine).map(|(_, x)| x).find(|x| x.how != Combined::Elements)
     }
 
     /// Whether it moves tensors of the caller, and computes nothing but their sums.
