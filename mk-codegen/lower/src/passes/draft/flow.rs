@@ -132,9 +132,12 @@ impl Writer {
         Writer { rank, ..self }
     }
 
-    /// On several ranks.
-    pub fn on_each(self, (rank, each): (Expr, Each)) -> Writer {
-        Writer { rank, each: Some(each), ..self }
+    /// On several ranks, where there are some.
+    pub fn on_each(self, ranks: impl Into<Option<(Expr, Each)>>) -> Writer {
+        match ranks.into() {
+            Some((rank, each)) => Writer { rank, each: Some(each), ..self },
+            None => self,
+        }
     }
 
     /// Of some tasks only.

@@ -365,6 +365,14 @@ pub(in crate::passes) fn write(
     access(operand, Mode::Write, buffer, region, Point::End)
 }
 
+/// The same access on each of several ranks, where there are some.
+pub(in crate::passes) fn on_each(a: Access, ranks: Option<(Expr, Each)>) -> Access {
+    match ranks {
+        Some((rank, each)) => Access { rank, each: Some(each), ..a },
+        None => a,
+    }
+}
+
 /// The one of a dimension that is at `at`.
 pub(in crate::passes) fn one(at: impl Into<Expr>) -> (Expr, Expr) {
     (at.into(), 1.into())

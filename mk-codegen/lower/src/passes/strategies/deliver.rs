@@ -10,7 +10,7 @@
 //! rows first.
 
 use crate::passes::{
-    draft::{Draft, Flow, FlowId, Reader, Source, Writer, read, write},
+    draft::{Draft, Flow, FlowId, Reader, Source, Writer, on_each, read, write},
     error::{LowerError, unsupported},
     shape::{
         ranks::{Nodes, RankGroup},
@@ -323,19 +323,13 @@ impl Delivery<'_> {
         let src = Source::behind(src, relayed, vec![from, i.clone(), p]);
         let dst = write(Operand::Dst, self.to, vec![(source.clone(), 1.into()), rows, self.wide()]);
         let node = (nodes.local() > 1).then(|| nodes.near.everyone());
-        let dst = match node.clone() {
-            Some((rank, each)) => Access { rank, each: Some(each), ..dst },
-            None => dst,
-        };
+        let dst = on_each(dst, node.clone());
         let leaf = self.via.leaf(draft.copy_stages);
         let (message_tasks, touched) = (pieces.to_others(nodes), vec![src, dst.into()]);
         let forward =
             draft.family("forward", self.kind, leaf, message_tasks.domain, vec![], touched);
         let come = Writer::new(forward, Operand::Dst, vec![source, i]);
         let come = Writer { amount: self.amount.clone(), ..come };
-        match node {
-            Some(node) => come.on_each(node),
-            None => come,
-        }
+        come.on_each(node)
     }
 }

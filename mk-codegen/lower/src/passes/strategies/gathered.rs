@@ -5,7 +5,7 @@ use super::{
     factors::{OwnFactors, RailFactors},
 };
 use crate::passes::{
-    draft::{Arrival, Draft, FlowId, Source, Writer, write},
+    draft::{Arrival, Draft, FlowId, Source, Writer, on_each, write},
     shape::{
         pieces::Pieces,
         rows::{RowBlock, Rows},
@@ -75,16 +75,10 @@ impl Factors {
         let (forward, source) = factors.bring(draft, theirs, |source, block| {
             let (to, there) = self.of_shard(source, block);
             let dst = write(Operand::Dst, to, there);
-            match near.clone() {
-                Some((rank, each)) => Access { rank, each: Some(each), ..dst },
-                None => dst,
-            }
+            on_each(dst, near.clone())
         });
         let come = Writer::new(forward, Operand::Dst, vec![source, Var::domain(0).into()]);
-        match near {
-            Some(near) => come.on_each(near),
-            None => come,
-        }
+        come.on_each(near)
     }
 
     /// Rows of several shards.

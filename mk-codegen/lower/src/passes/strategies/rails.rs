@@ -5,13 +5,13 @@
 
 use super::deliver::{self, MessageTasks, Messages};
 use crate::passes::{
-    draft::{Draft, Flow, FlowId, Source, Writer, read, write},
+    draft::{Draft, Flow, FlowId, Source, Writer, on_each, read, write},
     shape::{
         ranks::{Nodes, block_rows},
         tensor::Tensor,
     },
 };
-use mk_plan::{Access, BufId, CopyVia, Each, Expr, FamId, Operand, RoleKind, Space, Var};
+use mk_plan::{BufId, CopyVia, Each, Expr, FamId, Operand, RoleKind, Space, Var};
 
 /// Ranks of a node of whose experts places are; 0: all of one node.
 pub(in crate::passes) fn near(nodes: Nodes) -> u32 {
@@ -128,10 +128,7 @@ impl RailRows<'_> {
         let (source, src) = self.come(draft, arrived);
         let (first, some) = self.rows(draft, &Var::domain(0).into(), source.clone());
         let dst = write(Operand::Dst, to, vec![(source.clone() * room + first, some), wide]);
-        let dst = match near {
-            Some((rank, each)) => Access { rank, each: Some(each), ..dst },
-            None => dst,
-        };
+        let dst = on_each(dst, near);
         let domain = message_tasks(draft.nodes, self.pieces).domain;
         let (kind, leaf) = (RoleKind::Compute, CopyVia::Ldst.leaf(1));
         let name = format!("{name}.forward");
@@ -152,10 +149,7 @@ impl RailRows<'_> {
         let (forward, source) = self.bring(draft, name, given, to, near.clone());
         let word = vec![source * self.pieces + Var::domain(0)];
         let come = Writer::new(forward, Operand::Dst, word);
-        match near {
-            Some(near) => come.on_each(near),
-            None => come,
-        }
+        come.on_each(near)
     }
 }
 
