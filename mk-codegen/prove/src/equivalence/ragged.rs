@@ -348,35 +348,22 @@ impl Dims<'_> {
 
     /// Cuts tokens, and the rows that they are.
     pub(super) fn cut_tokens(&self, node: &Node, lines: &mut Lines) {
-        let mut every = |value: ValueId, d: usize| {
+        let (x, made) = (node.inputs[0], node.result);
+        let weights = |of: ValueId| [(of, 0), (of, 1)];
+        let all = match node.op {
+            Op::Combine => [vec![(x, 0), (made, 0)], weights(node.inputs[2]).to_vec()].concat(),
+            Op::CombineGrad | Op::WeighGrad => {
+                vec![(x, 0), (node.inputs[2], 0), (made, 0), (made, 1)]
+            }
+            Op::DispatchFactors => vec![(x, 1), (made, 1)],
+            _ => {
+                let others = node.inputs.iter().skip(2).flat_map(|of| weights(*of));
+                [(x, 0), (made, 0)].into_iter().chain(others).collect()
+            }
+        };
+        for (value, d) in all {
             let line = self.line(value, d);
             (1..self.extent(value, d)).for_each(|i| lines.cut(line, i as i32));
-        };
-        match node.op {
-            Op::Combine => {
-                every(node.inputs[0], 0);
-                every(node.result, 0);
-                every(node.inputs[2], 0);
-                every(node.inputs[2], 1);
-            }
-            Op::CombineGrad | Op::WeighGrad => {
-                every(node.inputs[0], 0);
-                every(node.inputs[2], 0);
-                every(node.result, 0);
-                every(node.result, 1);
-            }
-            Op::DispatchFactors => {
-                every(node.inputs[0], 1);
-                every(node.result, 1);
-            }
-            _ => {
-                every(node.inputs[0], 0);
-                every(node.result, 0);
-                for weights in node.inputs.iter().skip(2) {
-                    every(*weights, 0);
-                    every(*weights, 1);
-                }
-            }
         }
     }
 
