@@ -327,40 +327,10 @@ impl Cutter<'_> {
     fn accepts(&self, group: &Group) -> bool {
         let excerpt = self.excerpt(group);
         let Ok(program) = Program::parse(&excerpt.text()) else { return false };
-        let Some(bound) = self.bind(&excerpt, &program) else { return false };
+        let Some(bound) = bind(&excerpt, self.bound, &program) else { return false };
         let facts = passes::facts_on(&program, &bound, self.ranks, self.mesh);
         // Over nodes numbers of tokens are fixed.
         facts.is_ok_and(|facts| self.nodes == 1 || !facts.parts)
-    }
-
-    fn bind(&self, excerpt: &Excerpt<'_>, program: &Program) -> Option<Bound> {
-        let mut shapes = BTreeMap::new();
-        for (id, tensor) in excerpt.inputs().iter().zip(program.tensors()) {
-            let mut shape = self.bound.shape(*id)?.to_vec();
-            if excerpt.flat && excerpt.flattens(*id) {
-                let last = shape.pop()?;
-                let columns = shape.last_mut()?;
-                *columns = columns.checked_mul(last)?;
-            }
-            shapes.insert(tensor.name.clone(), shape);
-        }
-        // A capacity may be of no tensor, and so may a number of experts, and heads.
-        let own = |op: &Op| match op {
-            Op::Dispatch { .. } | Op::GroupedWgrad => 1,
-            Op::View => 4,
-            _ => 0,
-        };
-        let dims = program.nodes().iter().flat_map(|n| n.ty.dims.iter().take(own(&n.op)));
-        let named = dims.filter_map(|dim| match dim {
-            Dim::Sym(id) => program.symbols().get(id.index()),
-            Dim::Lit(_) => None,
-        });
-        let sizes = named.filter_map(|symbol| {
-            let mut all = self.program.symbols().iter();
-            let here = SymbolId::new(all.position(|s| s.name == symbol.name)?);
-            Some((symbol.name.clone(), self.bound.dim(Dim::Sym(here))?))
-        });
-        program.bind(&sizes.collect(), &shapes).ok()
     }
 
     fn step(&self, group: &Group) -> Result<Step, CutError> {
@@ -377,7 +347,7 @@ impl Cutter<'_> {
         };
         if group.is_kernel
             && !group.sound
-            && let Some(bound) = self.bind(&excerpt, &program)
+            && let Some(bound) = bind(&excerpt, self.bound, &program)
             && let Err(error) = passes::facts_on(&program, &bound, self.ranks, self.mesh)
         {
             return Err(CutError::NoKernel { text, error: error.into() });
@@ -463,6 +433,37 @@ impl Cutter<'_> {
         let first = wide.next();
         first.is_some() && !gated && first.into_iter().chain(wide).all(even)
     }
+}
+
+/// The sizes of an excerpt's program, where its own program's are these.
+pub(crate) fn bind(excerpt: &Excerpt<'_>, bound: &Bound, program: &Program) -> Option<Bound> {
+    let mut shapes = BTreeMap::new();
+    for (id, tensor) in excerpt.inputs().iter().zip(program.tensors()) {
+        let mut shape = bound.shape(*id)?.to_vec();
+        if excerpt.flat && excerpt.flattens(*id) {
+            let last = shape.pop()?;
+            let columns = shape.last_mut()?;
+            *columns = columns.checked_mul(last)?;
+        }
+        shapes.insert(tensor.name.clone(), shape);
+    }
+    // A capacity may be of no tensor, and so may a number of experts, and heads.
+    let own = |op: &Op| match op {
+        Op::Dispatch { .. } | Op::GroupedWgrad => 1,
+        Op::View => 4,
+        _ => 0,
+    };
+    let dims = program.nodes().iter().flat_map(|n| n.ty.dims.iter().take(own(&n.op)));
+    let named = dims.filter_map(|dim| match dim {
+        Dim::Sym(id) => program.symbols().get(id.index()),
+        Dim::Lit(_) => None,
+    });
+    let sizes = named.filter_map(|symbol| {
+        let mut all = excerpt.program.symbols().iter();
+        let here = SymbolId::new(all.position(|s| s.name == symbol.name)?);
+        Some((symbol.name.clone(), bound.dim(Dim::Sym(here))?))
+    });
+    program.bind(&sizes.collect(), &shapes).ok()
 }
 
 /// Whether an operation needs nothing but its operands' elements on this rank.
