@@ -4,7 +4,7 @@
 use crate::{
     counts::Counts,
     decisions, documents, fabric, features, help, python,
-    run::{Result, cargo, quiet, root, step, target},
+    run::{self, Result, below, cargo, quiet, read, root, step, target},
     setup::setup,
     strata, tests, words,
 };
@@ -183,25 +183,9 @@ fn source_rules() -> Result<()> {
 
 /// Rust, CUDA, template and Python files and documents below a folder, without build output and what a link leads to.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut out = Vec::new();
-    let list = fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-    for entry in list {
-        let path = entry.map_err(|e| format!("{}: {e}", folder.display()))?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if path.is_dir() {
-            if !path.is_symlink() && !name.starts_with('.') && !name.starts_with("target") {
-                out.extend(files(&path)?);
-            }
-        } else if words::has_words(&name) {
-            out.push(path);
-        }
-    }
-    out.sort();
-    Ok(out)
-}
-
-fn read(path: &Path) -> Result<String> {
-    fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
+    let mut files = below(folder, &|name| !name.starts_with('.') && !name.starts_with("target"))?;
+    files.retain(|path| words::has_words(&run::name(path)));
+    Ok(files)
 }
 
 /// The text with line comments blanked; lines keep their numbers. A `//` in a string ends its line, too, which hides

@@ -1,7 +1,7 @@
 //! `cargo xtask demo`: the README's pipeline from source to a verified kernel and its result.
 
 use crate::{
-    run::{Result, cargo, root, step, target},
+    run::{Result, cargo, read, root, step, target},
     setup::setup,
 };
 use std::{
@@ -38,7 +38,7 @@ pub fn demo() -> Result<()> {
     run("the tile plan", &["plan", PIPELINE])?;
     run("verification", &["check", PIPELINE])?;
     run("the kernel", &["emit", PIPELINE, "-o", &text(&kernel)])?;
-    let cuda = fs::read_to_string(&kernel).map_err(|e| format!("{}: {e}", kernel.display()))?;
+    let cuda = read(&kernel)?;
     let own =
         cuda.split_once("// ==== end of the device library ====").map_or(cuda.as_str(), |x| x.1);
     let begin = own.find("// The ring of stages").unwrap_or(0);

@@ -1,9 +1,8 @@
 //! Links and paths in documents name files and headings that exist.
 
-use crate::run::{Result, root};
+use crate::run::{self, Result, entries, read, root};
 use std::{
     collections::BTreeSet,
-    fs,
     path::{Component, Path, PathBuf},
 };
 
@@ -194,10 +193,8 @@ fn plain(path: &Path) -> Option<String> {
 }
 
 fn walk(root: &Path, folder: &Path, names: &mut BTreeSet<String>) -> Result<()> {
-    let failed = |e: std::io::Error| format!("{}: {e}", folder.display());
-    for entry in fs::read_dir(folder).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    for path in entries(folder)? {
+        let name = run::name(&path);
         let other = [".git", ".softroce", "__pycache__"].contains(&name.as_str());
         let built = path.is_dir() && name.starts_with("target");
         if other || built || [".nvrtc", ".fabric"].iter().any(|begin| name.starts_with(begin)) {
@@ -210,10 +207,6 @@ fn walk(root: &Path, folder: &Path, names: &mut BTreeSet<String>) -> Result<()> 
         }
     }
     Ok(())
-}
-
-fn read(path: &Path) -> Result<String> {
-    fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
 }
 
 #[cfg(test)]

@@ -1,12 +1,8 @@
 //! libfabric for tests and for machines without it: Debian's packages, downloaded and unpacked into `.fabric/lib`.
 //! Nothing is installed, and no root is needed.
 
-use crate::run::{Result, quiet, root};
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use crate::run::{Result, below, entries, install, quiet, root};
+use std::{fs, path::Path, process::Command};
 
 /// Packages (Debian and Ubuntu), and of each the libraries that libfabric needs.
 const PACKAGES: &[(&str, &[&str])] = &[
@@ -30,18 +26,7 @@ pub fn setup() -> Result<()> {
         return Ok(());
     }
     eprintln!("==> unpacking libfabric from the system's package archive (5 MB)");
-    let staging = root().join(format!(".fabric.{}", std::process::id()));
-    let result = unpack(&staging).and_then(|()| {
-        if target.exists() {
-            fs::remove_dir_all(&target)
-                .map_err(|e| format!("cannot replace {}: {e}", target.display()))?;
-        }
-        fs::rename(&staging, &target)
-            .map_err(|e| format!("cannot create {}: {e}", target.display()))
-    });
-    if let Err(why) = result {
-        // Remove the rest of the attempt.
-        let _ = fs::remove_dir_all(&staging);
+    if let Err(why) = install(&target, unpack) {
         eprintln!("    note: no libfabric, tests of it will be skipped: {why}");
     }
     Ok(())
@@ -64,7 +49,7 @@ fn unpack(staging: &Path) -> Result<()> {
     {
         quiet(Command::new("dpkg").arg("-x").arg(package).arg(&files))?;
     }
-    let found = below(&files)?;
+    let found = below(&files, &|_| true)?;
     for soname in PACKAGES.iter().flat_map(|(_, sonames)| *sonames) {
         let file = found.iter().find(|p| is_version_of(p, soname));
         let file = file.ok_or_else(|| format!("no package has {soname}"))?;
@@ -93,27 +78,6 @@ fn is_version_of(path: &Path, soname: &str) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let rest = name.strip_prefix(soname);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.')) && !path.is_symlink()
-}
-
-fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
-    let list = fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-    let paths = list.map(|entry| entry.map(|e| e.path()));
-    paths.collect::<std::io::Result<_>>().map_err(|e| format!("{}: {e}", folder.display()))
-}
-
-/// All files below a folder.
-fn below(folder: &Path) -> Result<Vec<PathBuf>> {
-    let (mut found, mut folders) = (Vec::new(), vec![folder.to_path_buf()]);
-    while let Some(folder) = folders.pop() {
-        for path in entries(&folder)? {
-            if path.is_dir() && !path.is_symlink() {
-                folders.push(path);
-            } else {
-                found.push(path);
-            }
-        }
-    }
-    Ok(found)
 }
 
 #[cfg(test)]

@@ -1,9 +1,8 @@
 //! Which files of a crate name which: read from the syntax tree, followed through re-exports.
 
-use crate::run::Result;
+use crate::run::{Result, below, read};
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
     path::{Path, PathBuf},
 };
 use syn::{
@@ -53,7 +52,7 @@ impl Source {
     pub fn read(folder: &Path) -> Result<Source> {
         let mut modules = BTreeMap::new();
         for file in rust_files(folder)? {
-            let text = fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;
+            let text = read(&file)?;
             let inner = file.strip_prefix(folder).unwrap_or(&file).to_path_buf();
             let place = place(&inner);
             let module = module(&text, inner, &place)
@@ -327,19 +326,9 @@ fn item_name(item: &Item) -> Option<&Ident> {
 
 /// Rust files below a folder, `tests.rs` and `tests/` apart.
 fn rust_files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut out = Vec::new();
-    let list = fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-    for entry in list {
-        let path = entry.map_err(|e| format!("{}: {e}", folder.display()))?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if path.is_dir() && name != "tests" {
-            out.extend(rust_files(&path)?);
-        } else if name.ends_with(".rs") && name != "tests.rs" {
-            out.push(path);
-        }
-    }
-    out.sort();
-    Ok(out)
+    let mut files = below(folder, &|name| name != "tests")?;
+    files.retain(|path| path.extension().is_some_and(|e| e == "rs") && !path.ends_with("tests.rs"));
+    Ok(files)
 }
 
 #[cfg(test)]

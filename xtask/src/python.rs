@@ -1,7 +1,7 @@
 //! The Python module: built, laid out as a package, tested; as a wheel.
 
 use crate::counts::Counts;
-use crate::run::{Result, cargo, root, step, target};
+use crate::run::{Result, cargo, entries, root, step, target};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -195,10 +195,4 @@ fn only_file(folder: &Path) -> Result<PathBuf> {
         [file] => Ok(file.clone()),
         all => Err(format!("{} has {} files, and one was built", folder.display(), all.len())),
     }
-}
-
-fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
-    let failed = |e: std::io::Error| format!("{}: {e}", folder.display());
-    let list = fs::read_dir(folder).map_err(failed)?;
-    list.map(|entry| entry.map(|e| e.path()).map_err(failed)).collect()
 }

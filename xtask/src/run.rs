@@ -1,6 +1,7 @@
 //! Running other programs, with errors that say what was run.
 
 use std::{
+    fs,
     path::{Path, PathBuf},
     process::Command,
     sync::{
@@ -93,4 +94,58 @@ pub fn quiet(command: &mut Command) -> Result<String> {
     let text = String::from_utf8_lossy(&output.stderr);
     let last = text.lines().rfind(|l| !l.trim().is_empty()).unwrap_or("no message");
     Err(format!("{program} failed: {}", last.trim()))
+}
+
+/// What is in a folder, by name.
+pub fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
+    let failed = |e: std::io::Error| format!("{}: {e}", folder.display());
+    let list = fs::read_dir(folder).map_err(failed)?;
+    let mut paths: Vec<_> =
+        list.map(|entry| Ok(entry.map_err(failed)?.path())).collect::<Result<_>>()?;
+    paths.sort();
+    Ok(paths)
+}
+
+/// All files below a folder, in the folders to `enter`, and not where links lead.
+pub fn below(folder: &Path, enter: &dyn Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
+    let (mut found, mut folders) = (Vec::new(), vec![folder.to_path_buf()]);
+    while let Some(folder) = folders.pop() {
+        for path in entries(&folder)? {
+            if !path.is_dir() || path.is_symlink() {
+                found.push(path);
+            } else if enter(&name(&path)) {
+                folders.push(path);
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// The last part of a path.
+pub fn name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// A file's text.
+pub fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+/// Puts what is built in a folder of its own in the place of `target` in one step: an interrupted install leaves
+/// nothing half done.
+pub fn install(target: &Path, build: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let staging = target.with_file_name(format!("{}.{}", name(target), std::process::id()));
+    let result = build(&staging).and_then(|()| {
+        if target.exists() {
+            fs::remove_dir_all(target)
+                .map_err(|e| format!("cannot replace {}: {e}", target.display()))?;
+        }
+        fs::rename(&staging, target).map_err(|e| format!("cannot create {}: {e}", target.display()))
+    });
+    if result.is_err() {
+        // Remove the rest of the attempt; the error says what happened.
+        let _ = fs::remove_dir_all(&staging);
+    }
+    result
 }

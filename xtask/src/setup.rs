@@ -1,7 +1,7 @@
 //! The CUDA compiler as a library, from its Python wheels: no CUDA installation and no GPU are needed.
 
-use crate::run::{Result, root, step};
-use std::{fs, path::Path, process::Command};
+use crate::run::{self, Result, root, step};
+use std::{path::Path, process::Command};
 
 /// Wheel, version, and a file that shows that it is there.
 const WHEELS: &[(&str, &str, &str)] = &[
@@ -22,21 +22,7 @@ pub fn setup() -> Result<()> {
     if missing.is_empty() {
         return Ok(());
     }
-    // Into a folder of its own, which takes its place in one step: an interrupted install leaves nothing half done.
-    let staging = root().join(format!(".nvrtc.{}", std::process::id()));
-    let result = install(&staging).and_then(|()| {
-        if target.exists() {
-            fs::remove_dir_all(&target)
-                .map_err(|e| format!("cannot replace {}: {e}", target.display()))?;
-        }
-        fs::rename(&staging, &target)
-            .map_err(|e| format!("cannot create {}: {e}", target.display()))
-    });
-    if result.is_err() {
-        // Remove the rest of the attempt; the error above says what happened.
-        let _ = fs::remove_dir_all(&staging);
-    }
-    result
+    run::install(&target, install)
 }
 
 fn install(staging: &Path) -> Result<()> {

@@ -5,12 +5,11 @@
 
 use crate::{
     imports::{Import, Source},
-    run::{Result, root},
+    run::{Result, read, root},
 };
 use petgraph::{algo::tarjan_scc, graphmap::DiGraphMap};
 use std::{
     collections::BTreeMap,
-    fs,
     path::{Path, PathBuf},
 };
 
@@ -28,7 +27,7 @@ pub fn check(wrong: &mut Vec<String>) -> Result<()> {
 /// The source folders of the workspace's crates.
 fn crates() -> Result<Vec<PathBuf>> {
     let path = root().join("Cargo.toml");
-    let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+    let text = read(&path)?;
     let found = members(&text).ok_or_else(|| format!("{}: has no `members`", path.display()))?;
     Ok(found.into_iter().map(|m| Path::new(m).join("src")).map(plain).collect())
 }

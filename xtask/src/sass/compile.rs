@@ -2,7 +2,7 @@
 
 use super::listing::Listing;
 use crate::{
-    run::{Result, cargo, step, target},
+    run::{Result, cargo, read, step, target},
     setup,
 };
 use std::{
@@ -38,7 +38,7 @@ pub fn listings<'a>(texts: &[&'a str]) -> Result<HashMap<&'a str, Listing>> {
     }
     let read = |(text, source): (&'a str, PathBuf)| {
         let path = source.with_extension("sass");
-        let sass = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let sass = read(&path)?;
         Ok((text, Listing::parse(&sass)))
     };
     units.into_iter().map(read).collect()

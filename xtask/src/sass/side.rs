@@ -1,6 +1,6 @@
 //! One side of a comparison: a revision, the working tree, or a folder.
 
-use crate::run::{Result, cargo, root, step, target};
+use crate::run::{Result, cargo, entries, read, root, step, target};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
@@ -162,7 +162,7 @@ fn cuda_files(folder: &Path) -> Result<Kernels> {
     for path in entries(folder)? {
         if path.extension().is_some_and(|e| e == "cu") {
             let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+            let text = read(&path)?;
             out.insert(name, text);
         }
     }
@@ -170,12 +170,6 @@ fn cuda_files(folder: &Path) -> Result<Kernels> {
         return Err(format!("{} has no .cu files", folder.display()));
     }
     Ok(out)
-}
-
-fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
-    let failed = |e: std::io::Error| format!("{}: {e}", folder.display());
-    let list = fs::read_dir(folder).map_err(failed)?;
-    list.map(|entry| entry.map(|e| e.path()).map_err(failed)).collect()
 }
 
 fn create(folder: &Path) -> Result<()> {

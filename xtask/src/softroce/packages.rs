@@ -2,7 +2,7 @@
 
 use crate::{
     fabric::apt,
-    run::{Result, quiet},
+    run::{Result, entries, name, quiet},
 };
 use std::{
     fs,
@@ -95,10 +95,8 @@ impl Unpacked {
 
 /// The only entry of a folder whose name begins so.
 pub fn only(folder: &Path, begin: &str) -> Result<PathBuf> {
-    let list = fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-    let mut found: Vec<PathBuf> = list.flatten().map(|e| e.path()).collect();
-    found.retain(|p| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with(begin)));
-    found.sort();
+    let mut found = entries(folder)?;
+    found.retain(|p| name(p).starts_with(begin));
     found.pop().ok_or_else(|| format!("nothing in {} begins with `{begin}`", folder.display()))
 }
 
