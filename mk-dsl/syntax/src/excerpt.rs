@@ -246,7 +246,7 @@ impl<'p> Excerpt<'p> {
                 let rows = node.ty.dims.first();
                 match rows.filter(|rows| self.fixed || !self.program.is_room(**rows)) {
                     Some(rows) => {
-                        format!("dispatch({ids}, capacity = {}{drop})", self.extent(rows))
+                        format!("dispatch({ids}, capacity = {}{drop})", self.program.show_dim(rows))
                     }
                     None => format!("dispatch({ids})"),
                 }
@@ -268,7 +268,8 @@ impl<'p> Excerpt<'p> {
             }
             (Op::GroupedWgrad, [dy, counts]) => {
                 let drop = self.dropped(node);
-                let experts = node.ty.dims.first().map_or_else(String::new, |e| self.extent(e));
+                let experts =
+                    node.ty.dims.first().map_or_else(String::new, |e| self.program.show_dim(e));
                 format!("ragged({counts}{drop}) -> grouped_wgrad({dy}, experts = {experts})")
             }
             _ => self.stage(node, arguments),
@@ -279,18 +280,6 @@ impl<'p> Excerpt<'p> {
     fn dropped(&self, node: &Node) -> &'static str {
         let drops = node.inputs.get(2).is_some_and(|ids| self.program.drops(*ids));
         if drops { ", drop" } else { "" }
-    }
-
-    /// An extent, as the source writes it.
-    pub(crate) fn extent(&self, dim: &Dim) -> String {
-        match dim {
-            Dim::Lit(n) => n.to_string(),
-            Dim::Sym(id) => self
-                .program
-                .symbols()
-                .get(id.index())
-                .map_or_else(|| id.to_string(), |s| s.name.clone()),
-        }
     }
 
     /// Whether its rows are made by the excerpt, which says whose they are: not of parameters alone.
@@ -362,7 +351,7 @@ impl<'p> Excerpt<'p> {
                 arguments.push(format!("eps = {eps:?}"))
             }
             Op::Cast(to) => arguments.push(to.name().into()),
-            Op::View => arguments.extend(node.ty.dims.iter().map(|dim| self.extent(dim))),
+            Op::View => arguments.extend(node.ty.dims.iter().map(|dim| self.program.show_dim(dim))),
             Op::Quantize(factors) => {
                 arguments.push(node.ty.dtype.to_string());
                 arguments.extend(crate::print::block(factors, self.program.columns(&node.ty)));
@@ -396,7 +385,7 @@ impl<'p> Excerpt<'p> {
         if !self.flat || !self.flattens(id) {
             return Some(self.program.show_type(ty));
         }
-        let name = |dim: &Dim| self.extent(dim);
+        let name = |dim: &Dim| self.program.show_dim(dim);
         let columns = match (g, n) {
             (Dim::Lit(g), Dim::Lit(n)) => g.saturating_mul(*n).to_string(),
             _ => {

@@ -76,19 +76,9 @@ pub(crate) fn block(factors: Factors, all: String) -> [String; 2] {
 impl Program {
     /// A type as the source writes it: `bf16[M, K] @ shard(0)`.
     pub fn show_type(&self, ty: &TensorType) -> String {
-        let dims: Vec<String> = ty
-            .dims
-            .iter()
-            .map(|dim| match dim {
-                Dim::Lit(n) => n.to_string(),
-                Dim::Sym(id) => match self.symbols().get(id.index()) {
-                    Some(symbol) => symbol.name.clone(),
-                    None => id.to_string(),
-                },
-            })
-            .collect();
+        let dims = self.show_dims(&ty.dims);
         let placement = placements(&ty.placement, self.mesh_axes());
-        format!("{}[{}] @ {placement}", ty.dtype, dims.join(", "))
+        format!("{}[{dims}] @ {placement}", ty.dtype)
     }
 
     /// The same of a value with factors: `e4m3[M, K] scaled(1, 128) @ shard(0)`.
@@ -100,13 +90,22 @@ impl Program {
 
     /// The last dimension of a type.
     pub(crate) fn columns(&self, ty: &TensorType) -> String {
-        match ty.dims.last() {
-            Some(Dim::Lit(n)) => n.to_string(),
-            Some(Dim::Sym(id)) => {
+        ty.dims.last().map_or_else(String::new, |dim| self.show_dim(dim))
+    }
+
+    /// A dimension as the source writes it.
+    pub(crate) fn show_dim(&self, dim: &Dim) -> String {
+        match dim {
+            Dim::Lit(n) => n.to_string(),
+            Dim::Sym(id) => {
                 self.symbols().get(id.index()).map_or_else(|| id.to_string(), |s| s.name.clone())
             }
-            None => String::new(),
         }
+    }
+
+    /// Dimensions as the source writes them: `M, K`.
+    pub(crate) fn show_dims(&self, dims: &[Dim]) -> String {
+        dims.iter().map(|dim| self.show_dim(dim)).collect::<Vec<_>>().join(", ")
     }
 
     fn axis_name(&self, axis: AxisId) -> &str {

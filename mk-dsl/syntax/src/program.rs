@@ -675,38 +675,9 @@ impl Op {
 
     /// Whether it computes each element from one element of each operand.
     pub const fn is_elementwise(self) -> bool {
-        !matches!(
+        matches!(
             self,
-            Op::Gather { .. }
-                | Op::Gemm { .. }
-                | Op::GroupedGemm { .. }
-                | Op::GroupedWgrad
-                | Op::Dispatch { .. }
-                | Op::DispatchFactors
-                | Op::Dropped
-                | Op::Combine
-                | Op::CombineGrad
-                | Op::Weigh
-                | Op::WeighGrad
-                | Op::Dequantize(_)
-                | Op::Quantize(_)
-                | Op::Factor(_)
-                | Op::ReduceScatter { .. }
-                | Op::AllReduce { .. }
-                | Op::AllToAll { .. }
-                | Op::Swiglu
-                | Op::SwigluGrad
-                | Op::RmsNorm { .. }
-                | Op::RmsNormGrad { .. }
-                | Op::Rope { .. }
-                | Op::View
-                | Op::Attention { .. }
-                | Op::Lse
-                | Op::AttentionStats
-                | Op::AttentionDq { .. }
-                | Op::AttentionDk { .. }
-                | Op::AttentionDv
-                | Op::AttentionDsinks
+            Op::Bias | Op::Curve(_) | Op::Slope(_) | Op::Mul | Op::Add | Op::Scale(_) | Op::Cast(_)
         )
     }
 }

@@ -319,7 +319,7 @@ impl<'p> Walk<'p> {
                     .any(|dims| dims.len() == 4 && dims[0] == Dim::Lit(1));
                 let moved = |p| crate::program::viewed(p, to_heads, alone).unwrap_or(p);
                 let placement = held.0.into_iter().map(moved).collect();
-                let detail = self.dims(ty);
+                let detail = self.program.show_dims(&ty.dims);
                 let g = self.draft.op("view", &[d], Some(detail), (placement, held.1));
                 self.add(x, g);
             }
@@ -618,13 +618,6 @@ impl<'p> Walk<'p> {
         (all, dtype)
     }
 
-    /// The dimensions of a type, as a `view` names them.
-    fn dims(&self, ty: &TensorType) -> String {
-        let excerpt = Excerpt::whole(self.program);
-        let dims: Vec<String> = ty.dims.iter().map(|dim| excerpt.extent(dim)).collect();
-        dims.join(", ")
-    }
-
     /// An axis as collectives name it, where there is another one.
     fn named(&self, axis: AxisId) -> Option<String> {
         let axes = self.program.mesh_axes();
@@ -680,7 +673,7 @@ impl<'p> Walk<'p> {
                 let detail = match node.op {
                     Op::Cast(to) => Some(to.name().into()),
                     Op::Gather { axis, .. } => self.named(axis),
-                    Op::View => Some(self.dims(&node.ty)),
+                    Op::View => Some(self.program.show_dims(&node.ty.dims)),
                     _ => None,
                 };
                 self.draft.op(node.op.name(), &operands, detail, (placement, dtype))

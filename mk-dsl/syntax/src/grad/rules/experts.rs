@@ -68,7 +68,7 @@ impl<'p> Walk<'p> {
                 let weighted = self.is_weighted(ids);
                 let drops = self.program.drops(ids);
                 let rows = dispatch.ty.dims.first();
-                let rows = rows.map_or_else(String::new, |rows| self.extent(*rows));
+                let rows = rows.map_or_else(String::new, |rows| self.program.show_dim(rows));
                 let drop = if drops { ", drop" } else { "" };
                 let behind = self.weighed_behind(y).is_some();
                 if self.needed[weights.index()] && !behind {
@@ -222,7 +222,7 @@ impl<'p> Walk<'p> {
         match behind {
             Behind::Matrices { w, x, ids, d } => {
                 let experts = self.program.ty(w).and_then(|ty| ty.dims.first().copied());
-                let experts = experts.map_or_else(String::new, |e| self.extent(e));
+                let experts = experts.map_or_else(String::new, |e| self.program.show_dim(&e));
                 let [rows, ids] = [self.value(x)?, self.route(ids)?];
                 let g = self.draft.grouped_wgrad(rows, ids, d, &experts);
                 self.add(w, g);
@@ -230,7 +230,7 @@ impl<'p> Walk<'p> {
             Behind::Weighed { combine, w, y, d } => {
                 let Some(Def::Node(node)) = self.program.def(combine) else { return Ok(()) };
                 let experts = self.program.ty(w).and_then(|ty| ty.dims.first().copied());
-                let experts = experts.map_or_else(String::new, |e| self.extent(e));
+                let experts = experts.map_or_else(String::new, |e| self.program.show_dim(&e));
                 let [route, weights] = [self.route(node.inputs[1])?, self.value(node.inputs[2])?];
                 let held = self.held(y);
                 let rows = self.draft.op("weigh", &[y, route, weights], None, held);
@@ -246,7 +246,8 @@ impl<'p> Walk<'p> {
             }
             Behind::Vectors { vectors, ids, d } => {
                 let Some(ty) = self.program.ty(vectors) else { return Ok(()) };
-                let experts = ty.dims.first().map_or_else(String::new, |e| self.extent(*e));
+                let experts =
+                    ty.dims.first().map_or_else(String::new, |e| self.program.show_dim(e));
                 let rows = self.program.nodes().iter().find(|n| {
                     matches!(n.op, Op::GroupedGemm { .. }) && n.inputs.get(2) == Some(&ids)
                 });
@@ -321,14 +322,6 @@ impl<'p> Walk<'p> {
             self.draft.dropped.insert(id);
         }
         Ok(id)
-    }
-
-    /// An extent, as the source writes it.
-    fn extent(&self, dim: Dim) -> String {
-        match dim {
-            Dim::Lit(n) => n.to_string(),
-            Dim::Sym(id) => self.program.symbols()[id.index()].name.clone(),
-        }
     }
 
     /// A one for each weight.
