@@ -34,9 +34,7 @@ impl<'a> Checker<'a, '_> {
             None => None,
         };
         let mut keys = self.input_of(call.input, [second].into_iter().chain(third))?;
-        let shape = Shape::Like(keys.ty.dims.clone());
-        let placement = keys.ty.placement.clone();
-        let values = self.value(second, Wanted { dtype: keys.ty.dtype, shape, placement })?;
+        let values = self.value(second, keys.ty.wanted())?;
         let n_before = self.sink.len();
         let Some(axis) = self.choose_axis(call.op, named, &keys, along_sequence)? else {
             let found = self.mesh.show_all(&keys.ty.placement);
@@ -85,22 +83,12 @@ impl<'a> Checker<'a, '_> {
             Some(ring) => {
                 let operand = first?;
                 // The heads of queries are a multiple of those of keys.
-                let [b, s, g, d] = self.four(&input, op)?;
-                let shape = Shape::Heads { like: [b, s, g, d] };
-                let placement = input.ty.placement.clone();
-                let wanted = Wanted { dtype: input.ty.dtype, shape, placement };
-                let q = self.value(operand, wanted)?;
+                self.four(&input, op)?;
+                let q = self.queries_of(operand, &input)?;
                 (q, input, ring.values.clone(), Some((ring.axis, operand.word.span)))
             }
             None => {
-                let (k, v) = (first?, second??);
-                let [b, s, h, d] = self.four(&input, op)?;
-                let placement: Vec<_> = input.ty.placement.iter().map(|p| beside(*p)).collect();
-                let dtype = input.ty.dtype;
-                let shape = Shape::Heads { like: [b, s, h, d] };
-                let k = self.value(k, Wanted { dtype, shape, placement: placement.clone() })?;
-                let shape = Shape::Like(k.ty.dims.clone());
-                let v = self.value(v, Wanted { dtype, shape, placement })?;
+                let [k, v] = self.keys_of([first?, second??], &input, op)?;
                 (input, k, v, None)
             }
         };
@@ -127,15 +115,10 @@ impl<'a> Checker<'a, '_> {
             _ => Placement::Replicate,
         };
         let placement: Vec<_> = q.ty.placement.iter().map(of).collect();
-        let dims = vec![q.ty.dims[2]];
-        let shape = Shape::Like(dims.clone());
-        let wanted = Wanted { dtype: DType::F32, shape, placement: placement.clone() };
-        let sinks = self.value(operand, wanted)?;
-        let given = matches!(sinks.id, Id::Param(_));
-        let fits = sinks.ty.dims.len() == 1 && self.dims.unify(dims[0], sinks.ty.dims[0]);
-        if !given || !fits || sinks.ty.dtype != DType::F32 || sinks.ty.placement != placement {
-            let wanted = self.show(&Ty { dtype: DType::F32, dims, placement });
-            let found = self.show(&sinks.ty);
+        let ty = Ty { dtype: DType::F32, dims: vec![q.ty.dims[2]], placement };
+        let sinks = self.value(operand, ty.wanted())?;
+        if !self.has_type(&sinks, &ty) || !matches!(sinks.id, Id::Param(_)) {
+            let [wanted, found] = [&ty, &sinks.ty].map(|ty| self.show(ty));
             return self
                 .sink
                 .refuse(operand.word.span, messages::sinks(&wanted, &sinks.label, &found));

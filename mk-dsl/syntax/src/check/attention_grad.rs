@@ -2,7 +2,7 @@
 //! `attention`.
 
 use super::attention::{along_sequence, beside, wide_as};
-use super::checker::{Call, Checker, Id, Ring, Shape, State, Ty, Value, Wanted};
+use super::checker::{Call, Checker, Id, Ring, Shape, Ty, Value, Wanted};
 use crate::ast::{ArgValue, Operand, Source, Stage, Word};
 use crate::messages;
 use crate::ops::{self, OpKind};
@@ -137,15 +137,7 @@ impl<'a> Checker<'a, '_> {
             }
             _ => None,
         };
-        let ty = match of {
-            Some(Id::Node(i)) => Some(&self.nodes[i].value.ty),
-            Some(Id::Param(i)) => match &self.params[i].state {
-                State::Known(ty) => Some(ty),
-                State::Open { .. } | State::Broken => None,
-            },
-            None => None,
-        };
-        let Some(ty) = ty.map(|values| wide_as(&dk.ty, values)) else {
+        let Some(ty) = of.and_then(|id| Some(wide_as(&dk.ty, self.known(id)?))) else {
             return self.sink.refuse(call.op.span, messages::attention_dv_of(&dk.label));
         };
         Some(self.push(Op::AttentionDv, vec![dk.id], ty, dk.gathered))
@@ -178,7 +170,7 @@ impl<'a> Checker<'a, '_> {
     }
 
     /// Queries beside keys, or keys beside queries: with other heads.
-    fn queries_of(&mut self, operand: Operand<'a>, beside: &Value) -> Option<Value> {
+    pub(super) fn queries_of(&mut self, operand: Operand<'a>, beside: &Value) -> Option<Value> {
         let like = <[_; 4]>::try_from(beside.ty.dims.as_slice()).ok();
         let shape = like.map_or(Shape::Fresh(4), |like| Shape::Heads { like });
         let placement = beside.ty.placement.clone();
@@ -187,16 +179,19 @@ impl<'a> Checker<'a, '_> {
 
     /// Values beside keys, of heads that may have other elements.
     fn values_of(&mut self, operand: Operand<'a>, keys: &Value, op: Word<'a>) -> Option<Value> {
-        let (dtype, placement) = (keys.ty.dtype, keys.ty.placement.clone());
-        let shape = Shape::Like(keys.ty.dims.clone());
-        let values = self.value(operand, Wanted { dtype, shape, placement })?;
+        let values = self.value(operand, keys.ty.wanted())?;
         let ty = wide_as(&keys.ty, &values.ty);
         self.is_like(&values, &ty, Word { span: operand.word.span, ..op })?;
         Some(values)
     }
 
     /// Keys and values beside queries.
-    fn keys_of(&mut self, [k, v]: [Operand<'a>; 2], q: &Value, op: Span) -> Option<[Value; 2]> {
+    pub(super) fn keys_of(
+        &mut self,
+        [k, v]: [Operand<'a>; 2],
+        q: &Value,
+        op: Span,
+    ) -> Option<[Value; 2]> {
         let like = self.four(q, op)?;
         let placement: Vec<_> = q.ty.placement.iter().map(|p| beside(*p)).collect();
         let dtype = q.ty.dtype;
@@ -221,18 +216,14 @@ impl<'a> Checker<'a, '_> {
     }
 
     fn typed(&mut self, operand: Operand<'a>, ty: Ty, op: Word<'a>) -> Option<Value> {
-        let (dtype, placement) = (ty.dtype, ty.placement.clone());
-        let shape = Shape::Like(ty.dims.clone());
-        let value = self.value(operand, Wanted { dtype, shape, placement })?;
+        let value = self.value(operand, ty.wanted())?;
         self.is_like(&value, &ty, Word { span: operand.word.span, ..op })?;
         Some(value)
     }
 
     /// Checks a value's type; mistakes are at the word.
     fn is_like(&mut self, value: &Value, ty: &Ty, op: Word<'_>) -> Option<()> {
-        let dims = value.ty.dims.len() == ty.dims.len()
-            && value.ty.dims.iter().zip(&ty.dims).all(|(a, b)| self.dims.unify(*a, *b));
-        if dims && value.ty.dtype == ty.dtype && value.ty.placement == ty.placement {
+        if self.has_type(value, ty) {
             return Some(());
         }
         let (wanted, found) = (self.show(ty), self.show(&value.ty));

@@ -23,6 +23,14 @@ pub(super) struct Ty {
     pub placement: Vec<Placement>,
 }
 
+impl Ty {
+    /// For an open tensor that gets this type.
+    pub fn wanted(&self) -> Wanted {
+        let (dtype, placement) = (self.dtype, self.placement.clone());
+        Wanted { dtype, shape: Shape::Like(self.dims.clone()), placement }
+    }
+}
+
 /// A value before it has its final number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Id {
@@ -284,6 +292,24 @@ impl<'a> Checker<'a, '_> {
                 })
             }
         }
+    }
+
+    /// The type of a value, if it has one.
+    pub fn known(&self, id: Id) -> Option<&Ty> {
+        match id {
+            Id::Node(i) => Some(&self.nodes[i].value.ty),
+            Id::Param(i) => match &self.params[i].state {
+                State::Known(ty) => Some(ty),
+                State::Open { .. } | State::Broken => None,
+            },
+        }
+    }
+
+    /// Whether a value has this type, of which dimensions become one with its own.
+    pub fn has_type(&mut self, value: &Value, ty: &Ty) -> bool {
+        let dims = value.ty.dims.len() == ty.dims.len()
+            && value.ty.dims.iter().zip(&ty.dims).all(|(a, b)| self.dims.unify(*a, *b));
+        dims && value.ty.dtype == ty.dtype && value.ty.placement == ty.placement
     }
 
     /// Gives an open parameter its type.

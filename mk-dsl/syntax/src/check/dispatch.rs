@@ -193,12 +193,8 @@ impl<'a> Checker<'a, '_> {
         let columns = self.combined_columns(&y, op)?;
         let dims = vec![tokens, columns];
         let wanted = Ty { dtype: y.ty.dtype, dims, placement: of_tokens(&y.ty.placement) };
-        let shape = Shape::Like(wanted.dims.clone());
-        let placement = wanted.placement.clone();
-        let dy = self.value(operand, Wanted { dtype: wanted.dtype, shape, placement })?;
-        let alike = dy.ty.dims.len() == 2
-            && wanted.dims.iter().zip(&dy.ty.dims).all(|(a, b)| self.dims.unify(*a, *b));
-        if !alike || dy.ty.dtype != wanted.dtype || dy.ty.placement != wanted.placement {
+        let dy = self.value(operand, wanted.wanted())?;
+        if !self.has_type(&dy, &wanted) {
             let [want, found] = [&wanted, &dy.ty].map(|ty| self.show(ty));
             let text = messages::combine_grad_dy(&want, &dy.label, &found);
             self.sink.push(operand.word.span, text);
@@ -232,13 +228,8 @@ impl<'a> Checker<'a, '_> {
         let (d, operand, (ids, [tokens, slots])) = self.routed("weigh_grad", call)?;
         let n_before = self.sink.len();
         self.combined_columns(&d, op)?;
-        let (dtype, placement) = (d.ty.dtype, d.ty.placement.clone());
-        let shape = Shape::Like(d.ty.dims.clone());
-        let y = self.value(operand, Wanted { dtype, shape, placement })?;
-        let alike = y.ty.dims.len() == 2
-            && d.ty.dims.iter().zip(&y.ty.dims).all(|(a, b)| self.dims.unify(*a, *b));
-        let same_route = y.ragged.is_none_or(|of| of == ids);
-        if !alike || !same_route || y.ty.dtype != dtype || y.ty.placement != d.ty.placement {
+        let y = self.value(operand, d.ty.wanted())?;
+        if !self.has_type(&y, &d.ty) || y.ragged.is_some_and(|of| of != ids) {
             let [want, found] = [&d.ty, &y.ty].map(|ty| self.show(ty));
             let text = messages::weigh_grad_rows(&want, &y.label, &found);
             self.sink.push(operand.word.span, text);

@@ -136,17 +136,16 @@ impl<'a> Checker<'a, '_> {
             let Id::Node(i) = at else { return None };
             let node = &self.nodes[i];
             if let Op::GroupedGemm { .. } = node.op {
-                let ty = match *node.inputs.get(1)? {
-                    Id::Node(w) => &self.nodes[w].value.ty,
-                    Id::Param(w) => match &self.params[w].state {
-                        State::Known(ty) => ty,
-                        _ => return None,
-                    },
-                };
-                return ty.dims.first().copied();
+                return self.known(*node.inputs.get(1)?)?.dims.first().copied();
             }
             at = *node.inputs.first()?;
         }
+    }
+
+    /// How many experts a parameter counts the rows of. A route names experts, and does not say how many there are.
+    fn counted(&self, counts: Id) -> Option<Term> {
+        let given = matches!(counts, Id::Param(_)) && self.route(counts).is_none();
+        self.known(counts).filter(|_| given)?.dims.first().copied()
     }
 
     /// Marks a result as ragged rows, as its input is.
@@ -210,15 +209,7 @@ impl<'a> Checker<'a, '_> {
             let text = messages::dtype_mismatch("grouped_gemm", x.ty.dtype, &w.label, w.ty.dtype);
             self.sink.push(at, text);
         }
-        let n_experts = match counts {
-            // A route names experts, and does not say how many there are.
-            Id::Param(_) if self.route(counts).is_some() => None,
-            Id::Param(i) => match &self.params[i].state {
-                State::Known(ty) => ty.dims.first().copied(),
-                _ => None,
-            },
-            Id::Node(_) => None,
-        };
+        let n_experts = self.counted(counts);
         // Those of the matrices that are summed over, and those that remain.
         let (summed, columns) = match transposed {
             // As many of the last dimensions as rows have.
@@ -299,13 +290,7 @@ impl<'a> Checker<'a, '_> {
             Some((span, _)) => self.sink.refuse(span, messages::wgrad_experts()),
             None => None,
         };
-        let counted = match counts {
-            Id::Param(i) if self.route(counts).is_none() => match &self.params[i].state {
-                State::Known(ty) => ty.dims.first().copied(),
-                _ => None,
-            },
-            _ => None,
-        };
+        let counted = self.counted(counts);
         if let (Some(want), Some(found)) = (counted, named)
             && !self.dims.unify(want, found)
         {

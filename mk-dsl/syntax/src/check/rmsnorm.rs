@@ -37,11 +37,8 @@ impl<'a> Checker<'a, '_> {
         let (n_before, at) = (self.sink.len(), call.op.span);
         self.rows(call.op.text, at, &d);
         let op = Op::RmsNormGrad { eps };
-        let (dims, placement) = (d.ty.dims.clone(), d.ty.placement.clone());
-        let shape = Shape::Like(dims.clone());
-        let wanted = Wanted { dtype: d.ty.dtype, shape, placement: placement.clone() };
-        let x = self.value(second, wanted)?;
-        self.same(op, &d, &x, (&dims, &placement), at, second)?;
+        let x = self.value(second, d.ty.wanted())?;
+        self.same(op, &d, &x, (&d.ty.dims, &d.ty.placement), at, second)?;
         let g = match weight {
             Some(g) => Some(self.weight_of(op, &d, g, at)?),
             None => None,

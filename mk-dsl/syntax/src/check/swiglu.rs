@@ -1,6 +1,6 @@
 //! `swiglu`: `[M, 2, F] -> [M, F]`, gate and up side by side in an axis of their own; `swiglu_grad` goes the way back.
 
-use super::checker::{Call, Checker, Shape, Ty, Value, Wanted};
+use super::checker::{Call, Checker, Ty, Value};
 use crate::messages;
 use crate::program::{Op, Placement};
 
@@ -59,12 +59,10 @@ impl<'a> Checker<'a, '_> {
                 })
                 .collect();
         let dims = vec![rows, self.dims.lit(2), columns];
-        let shape = Shape::Like(dims.clone());
-        let wanted = Wanted { dtype: d.ty.dtype, shape, placement: placement.clone() };
-        let h = self.value(second, wanted)?;
-        self.same(Op::SwigluGrad, &d, &h, (&dims, &placement), at, second)?;
-        self.sink.fine_since(n_before)?;
         let ty = Ty { dtype: d.ty.dtype, dims, placement };
+        let h = self.value(second, ty.wanted())?;
+        self.same(Op::SwigluGrad, &d, &h, (&ty.dims, &ty.placement), at, second)?;
+        self.sink.fine_since(n_before)?;
         Some(self.push(Op::SwigluGrad, vec![d.id, h.id], ty, d.gathered))
     }
 }
