@@ -128,7 +128,7 @@ fn the_small_published_mlp_stays_one_kernel() {
     let two_ms: f64 = halves
         .map(|half| {
             let (program, bound) = bind(half, &[("M", 2048), ("K", 4096), ("F", 16384)]);
-            tune::decide(&program, &bound, 4, &gpu, None).ms.expect("is predicted")
+            tune::decide_in(&program, &bound, &config, &gpu, None).ms.expect("is predicted")
         })
         .iter()
         .sum();

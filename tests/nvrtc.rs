@@ -480,8 +480,10 @@ fn chosen_products_have_a_kernel() {
     let shapes = [[287, 5184, 3088], [7872, 552, 1312], [994, 2112, 3672], [1433, 8768, 2008]];
     for shape in drawn::some(shapes, 4) {
         for gpu in ["NVIDIA H100 80GB HBM3", "NVIDIA H200"] {
-            let decide =
-                |bound: &mk::Bound| mk::tune::decide(&plain, bound, 1, &gpu.into(), None).config;
+            let alone = Config { ranks: 1, ..Config::default() };
+            let decide = |bound: &mk::Bound| {
+                mk::tune::decide_in(&plain, bound, &alone, &gpu.into(), None).config
+            };
             let (chosen, made) = make(&plain, shape, &decide);
             assert_eq!(made, [chosen], "{shape:?} on {gpu}");
         }

@@ -2,12 +2,12 @@
 
 use super::{CASES, bound};
 use mk::{
-    Program,
+    Bound, Program,
     cost::{DeviceModel, Gpu},
     passes::{self},
     runtime::jit::JitOptions,
     settings::Config,
-    tune::{self, Cache, Key, Origin, Winner, candidates},
+    tune::{self, Cache, Decision, Key, Origin, Winner, candidates},
 };
 use std::collections::BTreeMap;
 
@@ -20,6 +20,11 @@ pub fn in_a_cache(test: impl FnOnce(&Cache, &std::path::Path)) {
     let options = JitOptions { cache_dir: Some(dir.clone()), ..JitOptions::default() };
     test(&Cache::new(&options).unwrap(), &dir.join("tune"));
     std::fs::remove_dir_all(&dir).unwrap();
+}
+
+fn decide(program: &Program, sizes: &Bound, gpu: &Gpu, cache: &Cache) -> Decision {
+    let world = Config { ranks: 4, ..Config::default() };
+    tune::decide_in(program, sizes, &world, gpu, Some(cache))
 }
 
 #[test]
@@ -40,7 +45,7 @@ fn a_winner_is_kept_for_what_it_was_measured_on() {
         let other = Key::new(&program, &other, 4, "sm_90a", "NVIDIA H200");
         assert_eq!(cache.recall(&other), Ok(None));
 
-        let decide = |gpu| tune::decide(&program, &sizes, 4, &Gpu::from(gpu), Some(cache));
+        let decide = |gpu| decide(&program, &sizes, &Gpu::from(gpu), cache);
         let measured = decide("NVIDIA H200");
         assert_eq!((measured.config, measured.origin), (config, Origin::Measured));
         assert_eq!(measured.ms, Some(0.125));
@@ -67,7 +72,7 @@ fn a_winner_without_a_kernel_leaves_the_choice_to_the_model() {
             overlap: false,
             search: Some((&"NVIDIA H200".into(), Some(cache))),
         };
-        let decision = tune::decide(&program, &sizes, 4, &"NVIDIA H200".into(), Some(cache));
+        let decision = decide(&program, &sizes, &"NVIDIA H200".into(), cache);
         assert_eq!(decision.origin, Origin::Predicted);
         let note = decision.notes[0].to_string();
         assert!(note.contains("have no kernel") && note.contains("`mk tune` writes it"), "{note}");
@@ -96,7 +101,7 @@ fn a_damaged_file_is_a_note_and_no_more() {
             std::fs::write(&path, damage).unwrap();
             let damaged = cache.recall(&key).unwrap_err();
             assert!(damaged.what.contains(what), "{damaged}");
-            let decision = tune::decide(&program, &sizes, 4, &"NVIDIA H200".into(), Some(cache));
+            let decision = decide(&program, &sizes, &"NVIDIA H200".into(), cache);
             assert_eq!((decision.origin, decision.notes), (Origin::Predicted, vec![damaged]));
         }
         std::fs::write(&path, [0xFF, 0xFE]).unwrap();

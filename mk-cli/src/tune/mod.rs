@@ -256,7 +256,7 @@ fn one(
             }
         }
         if let (Some(winner), false) = (winner, near.is_empty()) {
-            let predicted = tune::predict_all(&program, &bound, &near, model);
+            let predicted = tune::predict_each(&program, &bound, &near, model, &|| ());
             for (config, predicted) in near.iter().zip(predicted) {
                 if !configs.contains(config) {
                     let predicted_ms = predicted.ok().map(|p| p.ms());

@@ -50,17 +50,7 @@ pub fn predict(
     Ok(cost::predict(&plan, model)?)
 }
 
-/// [`predict`] for many configs, side by side.
-pub fn predict_all(
-    program: &Program,
-    bound: &Bound,
-    configs: &[Config],
-    model: &DeviceModel,
-) -> Vec<Result<Prediction, Unpredicted>> {
-    predict_each(program, bound, configs, model, &|| ())
-}
-
-/// [`predict_all`], which calls `done` after each.
+/// [`predict`] for many configs, side by side; calls `done` after each.
 pub fn predict_each(
     program: &Program,
     bound: &Bound,
@@ -430,19 +420,8 @@ pub fn gpu_of(world: &World, rank: u32) -> Result<Gpu, mk_runtime::Error> {
 /// Compute capability of the GPUs that kernels are made for.
 const HOPPER: (u32, u32) = (9, 0);
 
-/// The config for a pipeline on such GPUs: a measured winner that has a kernel, else what the model chooses, else the
-/// defaults.
-pub fn decide(
-    program: &Program,
-    bound: &Bound,
-    ranks: u32,
-    gpu: &Gpu,
-    cache: Option<&Cache>,
-) -> Decision {
-    decide_in(program, bound, &Config { ranks, ..Config::default() }, gpu, cache)
-}
-
-/// [`decide`] in the world of a config ([`space::defaults`]), but for SMs: over nodes nothing was measured.
+/// The config for a pipeline on such GPUs, in the world of a config ([`space::defaults`]), but for SMs: a measured winner
+/// that has a kernel, else what the model chooses, else the defaults. Over nodes nothing was measured.
 pub fn decide_in(
     program: &Program,
     bound: &Bound,

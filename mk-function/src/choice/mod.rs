@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! Program, sizes ──> space::candidates ──> Configs ──> choose::predict ──> what the cost model says
-//! choose::decide: given ones > a measured winner (cache.rs) > the model's choice > defaults
-//! fusing::settle: one kernel, or that of each part (unfused.rs), with the config that `decide` says for each
+//! choose::decide_in: given ones > a measured winner (cache.rs) > the model's choice > defaults
+//! fusing::settle: one kernel, or that of each part (unfused.rs), with the config that `decide_in` says for each
 //! ```
 //!
 //! Settings are those of the table in `mk_codegen::settings`; everything here goes through that table.
@@ -17,8 +17,8 @@ mod unfused;
 
 pub use cache::{Cache, Damaged, Key, Winner};
 pub use choose::{
-    Decision, Origin, Unpredicted, choose, choose_in, decide, decide_in, gpu_of, model_of, predict,
-    predict_all, predict_each, worth_measuring,
+    Decision, Origin, Unpredicted, choose, choose_in, decide_in, gpu_of, model_of, predict,
+    predict_each, worth_measuring,
 };
 pub use fusing::{
     CLEARLY, Choice, Conditions, Fuse, Fusion, Reason, Times, Verdict, settle, verdict,

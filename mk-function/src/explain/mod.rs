@@ -10,7 +10,7 @@ pub use explanation::{Apart, Explanation, Workspace};
 use crate::build::Composition;
 use crate::choice::{
     Cache, Indivisible, Key, Origin, Part, Times, Unpredicted, choices, choose_in, facts, facts_of,
-    model_of, parts, predict_all, verdict,
+    model_of, parts, predict_each, verdict,
 };
 use mk_codegen::{
     check,
@@ -246,7 +246,7 @@ fn others(
             }
         }
     }
-    let predicted = predict_all(program, bound, &configs, model);
+    let predicted = predict_each(program, bound, &configs, model, &|| ());
     let mut list: Vec<_> =
         configs.iter().zip(predicted).filter_map(|(c, p)| Some((p.ok()?.ms(), c))).collect();
     list.sort_by(|a, b| a.0.total_cmp(&b.0));
