@@ -132,7 +132,7 @@ impl Failure {
 
 /// One mistake, for `--json`.
 pub fn mistake(kind: Kind, message: impl Display, help: Option<&str>) -> Value {
-    json!({ "kind": kind.name(), "message": message.to_string(), "help": help })
+    json!({ "kind": kind, "message": message.to_string(), "help": help })
 }
 
 impl From<io::Error> for Failure {

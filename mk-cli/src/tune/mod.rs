@@ -27,7 +27,7 @@ use mk::{
     tune::{self, Cache, Trial},
 };
 use mk_harness::{Case, gpu};
-use report::{Entry, Errors};
+use report::{Entry, Errors, Measured};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, btree_map};
 use std::time::Instant;
@@ -140,11 +140,11 @@ pub fn measured(path: &std::path::Path) -> Result<Vec<(PipelineArgs, Config, f64
     for row in known(path)? {
         let ranks = pipeline::config(&row.line.pipeline)?.ranks;
         for entry in row.known.iter().flatten() {
-            let Some((ms, ..)) = entry.measured else { continue };
+            let Some(Measured { median_ms, .. }) = entry.measured else { continue };
             let config = tune::read(&entry.config, ranks).map_err(|w| {
                 Failure::new(Kind::File, format!("{}: `{w}` is no setting", path.display()))
             })?;
-            out.push((row.line.pipeline.clone(), config, ms));
+            out.push((row.line.pipeline.clone(), config, median_ms));
         }
     }
     Ok(out)
@@ -279,8 +279,11 @@ fn one(
             let mut entry = std::mem::take(&mut entries[i]);
             match trial.outcome {
                 Ok(t) => {
-                    let (median, least) = (t.median_ms.into(), t.least_ms.into());
-                    entry.measured = Some((median, least, t.rounds as u64));
+                    entry.measured = Some(Measured {
+                        median_ms: t.median_ms.into(),
+                        least_ms: t.least_ms.into(),
+                        rounds: t.rounds as u64,
+                    });
                     entry.error = Some(t.norms.global);
                 }
                 Err(why) => entry.refused = Some(why.to_string()),
@@ -312,8 +315,8 @@ fn one(
     let what =
         if args.device == Device::Model || row.known.is_some() { "predicted" } else { "timed" };
     say!("  {timed} of {} candidates {what} in {seconds:.1} s\n", configs.len())?;
-    let list: Vec<Value> = entries.iter().map(Entry::to_json).collect();
-    let mut value = json!({ "pipeline": name, "ranks": ranks, "seconds": seconds, "trials": list });
+    let mut value =
+        json!({ "pipeline": name, "ranks": ranks, "seconds": seconds, "trials": entries });
     // Where settings are tried by hand, the question is not whether to fuse.
     if let (Some(world), true) = (worlds.get(&ranks), free && best_ms.is_some()) {
         let apart = apart::measure(args, &program, &bound, world, model, best_ms)?;

@@ -1,68 +1,52 @@
 //! What is said of candidates.
 
 use crate::{failure::Result, output::say};
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// How many candidates are printed without `--all`.
 const SHOWN: usize = 8;
 
 /// One candidate.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Entry {
     /// Its settings.
     pub config: String,
     /// The model's time, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub predicted_ms: Option<f64>,
-    /// Median and least, in milliseconds, and rounds.
-    pub measured: Option<(f64, f64, u64)>,
+    #[serde(flatten)]
+    pub measured: Option<Measured>,
     /// Error against the reference.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<f64>,
     /// Why it has no time.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
+}
+
+/// What was measured of a candidate, in milliseconds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Measured {
+    pub median_ms: f64,
+    pub least_ms: f64,
+    #[serde(default)]
+    pub rounds: u64,
 }
 
 impl Entry {
     /// What it is ranked by.
     pub fn ms(&self) -> Option<f64> {
-        self.measured.map(|m| m.0).or(self.predicted_ms)
+        self.measured.as_ref().map(|m| m.median_ms).or(self.predicted_ms)
     }
 
-    pub fn to_json(&self) -> Value {
-        let mut value = json!({ "config": self.config });
-        let mut set = |name: &str, v: Option<Value>| {
-            if let (Some(map), Some(v)) = (value.as_object_mut(), v) {
-                map.insert(name.into(), v);
-            }
-        };
-        set("predicted_ms", self.predicted_ms.map(Value::from));
-        set("median_ms", self.measured.map(|m| m.0.into()));
-        set("least_ms", self.measured.map(|m| m.1.into()));
-        set("rounds", self.measured.map(|m| m.2.into()));
-        set("error", self.error.map(Value::from));
-        set("refused", self.refused.clone().map(Value::from));
-        value
-    }
-
-    /// Reads what [`Entry::to_json`] made.
+    /// Reads what was written as JSON.
     pub fn from_json(value: &Value) -> Option<Entry> {
-        let number = |name: &str| value.get(name).and_then(Value::as_f64);
-        let times = ["predicted_ms", "median_ms", "least_ms"].map(number);
-        if times.into_iter().flatten().any(|ms| !(ms > 0.0 && ms.is_finite())) {
-            return None;
-        }
-        Some(Entry {
-            config: value.get("config")?.as_str()?.to_string(),
-            predicted_ms: number("predicted_ms"),
-            measured: match (number("median_ms"), number("least_ms")) {
-                (Some(median), Some(least)) => {
-                    Some((median, least, value.get("rounds").and_then(Value::as_u64).unwrap_or(0)))
-                }
-                _ => None,
-            },
-            error: number("error"),
-            refused: value.get("refused").and_then(Value::as_str).map(String::from),
-        })
+        let entry = Entry::deserialize(value).ok()?;
+        let measured = entry.measured.iter().flat_map(|m| [m.median_ms, m.least_ms]);
+        let sound = measured.chain(entry.predicted_ms).all(|ms| ms > 0.0 && ms.is_finite());
+        sound.then_some(entry)
     }
 }
 
@@ -75,8 +59,8 @@ pub fn table(entries: &[Entry], all: bool) -> Result<()> {
     for (e, ms) in timed.take(if all { usize::MAX } else { SHOWN }) {
         say!(
             "  {:>9}  {:>9}  {:>9}  {:>6.3}  {}",
-            cell(e.measured.map(|m| m.0)),
-            cell(e.measured.map(|m| m.1)),
+            cell(e.measured.as_ref().map(|m| m.median_ms)),
+            cell(e.measured.as_ref().map(|m| m.least_ms)),
             cell(e.predicted_ms),
             ms / best,
             e.config
@@ -109,8 +93,10 @@ pub struct Errors {
 impl Errors {
     /// Takes the candidates of one pipeline.
     pub fn add(&mut self, entries: &[Entry]) {
-        let both: Vec<(f64, f64)> =
-            entries.iter().filter_map(|e| Some((e.predicted_ms?, e.measured?.0))).collect();
+        let both: Vec<(f64, f64)> = entries
+            .iter()
+            .filter_map(|e| Some((e.predicted_ms?, e.measured.as_ref()?.median_ms)))
+            .collect();
         self.relative.extend(both.iter().map(|(p, m)| (p / m - 1.0).abs()));
         let best = both.iter().map(|b| b.1).min_by(f64::total_cmp);
         let chosen = both.iter().min_by(|a, b| a.0.total_cmp(&b.0));
