@@ -39,14 +39,11 @@ pub struct Args {
     /// Fit to what `mk tune --json` wrote, and measure nothing (repeatable)
     #[arg(long, value_name = "FILE")]
     from: Vec<PathBuf>,
-    /// Use every N-th candidate of those files
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    every: u16,
     /// Passes over all figures
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=100))]
     rounds: u16,
     /// Measure links, memory, flags, launches and tensor cores only, with no plans and no model
-    #[arg(long, conflicts_with_all = ["install", "model", "from", "every", "rounds"])]
+    #[arg(long, conflicts_with_all = ["install", "model", "from", "rounds"])]
     raw: bool,
     /// Launches that make up each raw figure, the median of them
     #[arg(long, default_value_t = 5, value_name = "N", conflicts_with = "from", value_parser = clap::value_parser!(u32).range(RAW_ROUNDS))]
@@ -80,8 +77,7 @@ pub fn run(args: &Args) -> Result<()> {
         what = format!("mk {} probe, {} ranks", env!("CARGO_PKG_VERSION"), args.ranks);
     }
     for path in &args.from {
-        let every = usize::from(args.every);
-        for (line, config, ms) in measured(path)?.into_iter().step_by(every) {
+        for (line, config, ms) in measured(path)? {
             let Pipeline { program, bound } = pipeline::bind(&line)?;
             let plan = passes::lower(&program, &bound, &config)?;
             samples.push(Sample { plan, seconds: ms / 1e3 });

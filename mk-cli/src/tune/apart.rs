@@ -86,7 +86,7 @@ fn best(args: &Args, part: &Part, world: &World, model: &DeviceModel) -> Result<
             return Ok(None);
         }
     };
-    if args.keeps(world) {
+    if !world.shares_gpus() {
         store(world, case, &trials)?;
     }
     Ok(trials.into_iter().find(|t| t.ms().is_some()))

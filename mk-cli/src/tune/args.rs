@@ -3,7 +3,7 @@
 use super::list::values;
 use crate::{gpus::GpuList, options::PipelineArgs};
 use clap::ValueEnum;
-use mk::{runtime::World, tune::Limits};
+use mk::tune::Limits;
 use std::path::PathBuf;
 
 /// Options of `mk tune`.
@@ -35,21 +35,12 @@ pub struct Args {
     /// Print every candidate, also those that were refused, with the reason
     #[arg(long)]
     pub(super) all: bool,
-    /// Do not keep the best where `--tuned` and functions look for it
-    #[arg(long)]
-    no_store: bool,
     /// Write everything that was measured as JSON
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
     /// Rounds in which every candidate is timed
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     rounds: u16,
-    /// Rounds in which the best are timed again
-    #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
-    final_rounds: u16,
-    /// How many of the best are timed again
-    #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
-    finalists: u16,
     /// Seed of the inputs
     #[arg(long, default_value_t = 0)]
     pub(super) seed: u64,
@@ -64,17 +55,7 @@ pub(super) enum Device {
 }
 
 impl Args {
-    /// Whether the best is kept: that of ranks which share a GPU says nothing of ranks with GPUs of their own.
-    pub(super) fn keeps(&self, world: &World) -> bool {
-        !self.no_store && !world.shares_gpus()
-    }
-
     pub(super) fn limits(&self) -> Limits {
-        Limits {
-            rounds: self.rounds.into(),
-            finalists: self.finalists.into(),
-            final_rounds: self.final_rounds.into(),
-            ..Limits::default()
-        }
+        Limits { rounds: self.rounds.into(), ..Limits::default() }
     }
 }

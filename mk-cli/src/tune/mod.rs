@@ -205,7 +205,7 @@ fn one(
     }
     // The winner so far takes part: what is kept is never slower, side by side.
     let so_far = match worlds.get(&ranks) {
-        Some(world) if measured && args.keeps(world) => winner(world, &program, &bound, &config),
+        Some(world) if measured && !world.shares_gpus() => winner(world, &program, &bound, &config),
         _ => None,
     };
     configs.extend(so_far.iter().filter(|w| !configs.contains(w)).cloned().collect::<Vec<_>>());
@@ -269,7 +269,8 @@ fn one(
             let beside = measure(&[vec![winner], near].concat())?;
             trials = beside.into_iter().chain(trials).collect();
         }
-        if args.keeps(world) {
+        // The best of ranks that share a GPU says nothing of ranks with GPUs of their own.
+        if !world.shares_gpus() {
             store(world, case, &trials)?;
         }
         best_ms = trials.iter().find_map(Trial::ms).map(f64::from);

@@ -22,9 +22,6 @@ pub struct SoftroceArgs {
     /// Seconds that the VM may take.
     #[arg(long, default_value_t = 175)]
     limit: u64,
-    /// Builds and unpacks all that is needed, and does not boot the VM.
-    #[arg(long)]
-    prepare: bool,
 }
 
 /// Builds what is needed once, boots the VM, and runs the tests in it.
@@ -32,9 +29,6 @@ pub fn softroce(args: &SoftroceArgs) -> Result<()> {
     let unpacked = packages::unpack(&folder())?;
     let base = image::base(&unpacked)?;
     let binaries = suite::build(&unpacked)?;
-    if args.prepare {
-        return Ok(());
-    }
     let begin = Instant::now();
     let script = suite::script(&binaries, &args.filter);
     let image = image::with_tests(&unpacked, &base, &binaries, &script)?;
