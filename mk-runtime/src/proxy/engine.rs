@@ -177,11 +177,6 @@ impl Engine {
         self.counts
     }
 
-    /// Ends all sending, because of another rank.
-    pub fn abort(&mut self, fault: NetFault) {
-        self.fault.get_or_insert(fault);
-    }
-
     /// Takes commands, posts, and sets flags. Whether anything was done.
     pub fn step(&mut self) -> bool {
         let mut worked = false;

@@ -15,7 +15,6 @@ const NAP: Duration = Duration::from_micros(50);
 enum Request {
     Attach(Box<Attached>, Sender<Result<(), TransportError>>),
     Detach(u32, Instant, Sender<bool>),
-    Abort(NetFault),
 }
 
 /// What others see of the thread.
@@ -69,12 +68,6 @@ impl Proxy {
         let (answer, answered) = channel();
         self.ask(Request::Detach(instance, Instant::now() + limit, answer))?;
         answered.recv().map_err(|_| TransportError::Closed)
-    }
-
-    /// Ends all sending, because of another rank.
-    pub fn abort(&self, fault: NetFault) {
-        // A thread that has ended sends nothing.
-        let _ = self.ask(Request::Abort(fault));
     }
 
     /// What went wrong first, if something did.
@@ -144,7 +137,6 @@ fn run(
                 let _ = answer.send(engine.attach(*instance));
             }
             Ok(Request::Detach(instance, until, answer)) => leaving.push((instance, until, answer)),
-            Ok(Request::Abort(fault)) => engine.abort(fault),
             Err(TryRecvError::Empty) => {}
             Err(TryRecvError::Disconnected) => return engine.shutdown(drain),
         }

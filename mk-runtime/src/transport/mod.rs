@@ -221,49 +221,6 @@ pub trait Transport: Send {
     fn shutdown(&mut self, limit: Duration, events: &mut Vec<Event>) -> Result<(), TransportError>;
 }
 
-/// A transport of a kind that is chosen at run time.
-impl<T: Transport + ?Sized> Transport for Box<T> {
-    fn caps(&self) -> &Caps {
-        (**self).caps()
-    }
-
-    fn register(&mut self, memory: Arc<dyn NetMemory>) -> Result<(), TransportError> {
-        (**self).register(memory)
-    }
-
-    fn card(&mut self, peer: u32) -> Result<Vec<u8>, TransportError> {
-        (**self).card(peer)
-    }
-
-    fn connect(&mut self, peer: u32, card: &[u8]) -> Result<(), TransportError> {
-        (**self).connect(peer, card)
-    }
-
-    fn check(&self, write: &Write) -> Result<(), TransportError> {
-        (**self).check(write)
-    }
-
-    fn post(&mut self, write: &Write) -> Result<Posted, TransportError> {
-        (**self).post(write)
-    }
-
-    fn raise(&mut self, words: &[(u64, u32)]) -> Result<(), TransportError> {
-        (**self).raise(words)
-    }
-
-    fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), TransportError> {
-        (**self).poll(events)
-    }
-
-    fn wait(&mut self, limit: Duration) {
-        (**self).wait(limit);
-    }
-
-    fn shutdown(&mut self, limit: Duration, events: &mut Vec<Event>) -> Result<(), TransportError> {
-        (**self).shutdown(limit, events)
-    }
-}
-
 /// Checks a write against capabilities and both arenas.
 pub(crate) fn check_write(
     caps: &Caps,

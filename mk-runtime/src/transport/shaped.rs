@@ -46,9 +46,8 @@ pub enum Fault {
 }
 
 /// A transport behind a [`Shape`].
-#[derive(Debug)]
-pub struct Shaped<T> {
-    inner: T,
+pub struct Shaped {
+    inner: Box<dyn Transport>,
     shape: Shape,
     /// Accepted, not posted yet: when it is due.
     held: VecDeque<(Instant, Write)>,
@@ -65,9 +64,9 @@ pub struct Shaped<T> {
     random: u64,
 }
 
-impl<T: Transport> Shaped<T> {
+impl Shaped {
     /// Puts a transport behind a network.
-    pub fn new(inner: T, shape: Shape) -> Shaped<T> {
+    pub fn new(inner: Box<dyn Transport>, shape: Shape) -> Shaped {
         let random = shape.reorder.unwrap_or(0) | 1;
         Shaped {
             inner,
@@ -164,7 +163,7 @@ fn gone(peer: u32) -> TransportError {
     TransportError::Peer { peer, what: "it is gone, as the shape of the network says".into() }
 }
 
-impl<T: Transport> Transport for Shaped<T> {
+impl Transport for Shaped {
     fn caps(&self) -> &Caps {
         self.inner.caps()
     }

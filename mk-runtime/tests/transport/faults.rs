@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A shaped sender, and a receiver as it is, connected.
-fn pair(shape: Shape) -> (Shaped<Loopback>, Loopback) {
+fn pair(shape: Shape) -> (Shaped, Loopback) {
     let options = Options::new(2, Ordering::Unordered);
     let mut network = LoopbackNetwork::new(options).unwrap();
     let [a, mut b] = [0, 1].map(|rank| network.end(rank).unwrap());
-    let mut a = Shaped::new(a, shape);
+    let mut a = Shaped::new(Box::new(a), shape);
     a.register(Arc::new(HostMemory::new(1 << 20).unwrap())).unwrap();
     b.register(Arc::new(HostMemory::new(1 << 20).unwrap())).unwrap();
     let card = b.card(0).unwrap();
@@ -27,7 +27,7 @@ fn write(token: u64, bytes: u64) -> Write {
 }
 
 /// Polls until so many writes have ended: their tokens, and whether each was delivered.
-fn ended(a: &mut Shaped<Loopback>, n: usize) -> Vec<(u64, bool)> {
+fn ended(a: &mut Shaped, n: usize) -> Vec<(u64, bool)> {
     let begin = Instant::now();
     let (mut out, mut events) = (Vec::new(), Vec::new());
     while out.len() < n {
@@ -47,7 +47,7 @@ fn ended(a: &mut Shaped<Loopback>, n: usize) -> Vec<(u64, bool)> {
     out
 }
 
-fn post_all(a: &mut Shaped<Loopback>, writes: impl Iterator<Item = Write>) {
+fn post_all(a: &mut Shaped, writes: impl Iterator<Item = Write>) {
     for write in writes {
         assert_eq!(a.post(&write).unwrap(), Posted::Taken);
     }
