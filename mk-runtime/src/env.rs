@@ -2,7 +2,7 @@
 
 use crate::launcher::{self, Launcher};
 use crate::{Error, Result};
-use std::path::PathBuf;
+use std::{ops::RangeInclusive, path::PathBuf, str::FromStr};
 
 /// Every environment variable that mk reads, and its meaning: what `mk --help` lists.
 pub const VARIABLES: &[(&str, &str)] = &[
@@ -57,6 +57,28 @@ fn path_list(name: &str) -> Vec<PathBuf> {
     })
 }
 
+fn text(name: &str) -> Option<String> {
+    let value = std::env::var_os(name).filter(|v| !v.is_empty())?;
+    Some(value.to_string_lossy().into_owned())
+}
+
+/// What [`number`] says of a number that has no upper bound.
+const FROM_ONE: &str = "a number from 1 on is needed";
+
+/// A variable's value as a number of a range; refused for `what` is needed.
+fn number<T: FromStr + PartialOrd>(
+    variable: &'static str,
+    value: Option<String>,
+    range: RangeInclusive<T>,
+    what: &str,
+) -> Result<Option<T>> {
+    let Some(value) = value else { return Ok(None) };
+    match value.trim().parse() {
+        Ok(number) if range.contains(&number) => Ok(Some(number)),
+        _ => Err(Error::Variable { variable, value, what: what.into() }),
+    }
+}
+
 /// `MK_NVRTC_DIR`.
 pub(crate) fn nvrtc_dir() -> Option<PathBuf> {
     path("MK_NVRTC_DIR")
@@ -107,7 +129,7 @@ pub(crate) fn launcher() -> Result<Launcher> {
 
 /// `MK_NET`.
 pub(crate) fn net() -> Option<String> {
-    std::env::var("MK_NET").ok().filter(|v| !v.is_empty())
+    text("MK_NET")
 }
 
 /// `MK_NET_MEMORY`: whether arenas are memory of GPUs.
@@ -115,8 +137,8 @@ pub(crate) fn net() -> Option<String> {
 /// # Errors
 /// [`Error::Variable`] for another place.
 pub(crate) fn net_on_gpus() -> Result<bool> {
-    match std::env::var("MK_NET_MEMORY").ok().as_deref() {
-        None | Some("" | "host") => Ok(false),
+    match text("MK_NET_MEMORY").as_deref() {
+        None | Some("host") => Ok(false),
         Some("gpu") => Ok(true),
         Some(other) => Err(Error::Variable {
             variable: "MK_NET_MEMORY",
@@ -128,8 +150,7 @@ pub(crate) fn net_on_gpus() -> Result<bool> {
 
 /// `MK_NET_FLUSH`, as it is written.
 pub(crate) fn net_flush() -> Option<String> {
-    let value = std::env::var_os("MK_NET_FLUSH").filter(|v| !v.is_empty());
-    value.map(|v| v.to_string_lossy().into_owned())
+    text("MK_NET_FLUSH")
 }
 
 /// Most network cards of a rank.
@@ -140,19 +161,12 @@ pub(crate) const MOST_CARDS: u32 = 16;
 /// # Errors
 /// [`Error::Variable`] for what is no number from 1 to [`MOST_CARDS`].
 pub(crate) fn net_cards() -> Result<Option<u32>> {
-    cards(std::env::var_os("MK_NET_CARDS").map(|v| v.to_string_lossy().into_owned()))
+    cards(text("MK_NET_CARDS"))
 }
 
 fn cards(value: Option<String>) -> Result<Option<u32>> {
-    let Some(value) = value.filter(|v| !v.is_empty()) else { return Ok(None) };
-    match value.parse() {
-        Ok(cards @ 1..=MOST_CARDS) => Ok(Some(cards)),
-        _ => Err(Error::Variable {
-            variable: "MK_NET_CARDS",
-            value,
-            what: format!("a number from 1 to {} is needed", MOST_CARDS),
-        }),
-    }
+    let what = format!("a number from 1 to {MOST_CARDS} is needed");
+    number("MK_NET_CARDS", value, 1..=MOST_CARDS, &what)
 }
 
 /// `MK_NET_MIB`, in bytes.
@@ -160,18 +174,8 @@ fn cards(value: Option<String>) -> Result<Option<u32>> {
 /// # Errors
 /// [`Error::Variable`] for what is no number from 1 on, or one of more bytes than can be counted.
 pub(crate) fn net_bytes() -> Result<Option<u64>> {
-    let Some(value) = std::env::var_os("MK_NET_MIB").filter(|v| !v.is_empty()) else {
-        return Ok(None);
-    };
-    let value = value.to_string_lossy().into_owned();
-    match value.parse().ok().filter(|mib| *mib > 0).and_then(|mib: u64| mib.checked_mul(1 << 20)) {
-        Some(bytes) => Ok(Some(bytes)),
-        None => Err(Error::Variable {
-            variable: "MK_NET_MIB",
-            value,
-            what: "a number from 1 on is needed".into(),
-        }),
-    }
+    let mib = number("MK_NET_MIB", text("MK_NET_MIB"), 1..=u64::MAX >> 20, FROM_ONE)?;
+    Ok(mib.map(|mib| mib << 20))
 }
 
 /// Channels of NCCL, each of which takes an SM: `NCCL_MAX_NCHANNELS`, where it is set.
@@ -179,18 +183,7 @@ pub(crate) fn net_bytes() -> Result<Option<u64>> {
 /// # Errors
 /// [`Error::Variable`] for what is no number from 1 on.
 pub fn nccl_channels() -> Result<Option<u32>> {
-    let Some(value) = std::env::var_os("NCCL_MAX_NCHANNELS").filter(|v| !v.is_empty()) else {
-        return Ok(None);
-    };
-    let value = value.to_string_lossy().into_owned();
-    match value.trim().parse() {
-        Ok(channels @ 1..) => Ok(Some(channels)),
-        _ => Err(Error::Variable {
-            variable: "NCCL_MAX_NCHANNELS",
-            value,
-            what: "a number from 1 on is needed".into(),
-        }),
-    }
+    number("NCCL_MAX_NCHANNELS", text("NCCL_MAX_NCHANNELS"), 1..=u32::MAX, FROM_ONE)
 }
 
 /// What the environment says of a world, beyond what its launcher does.
@@ -210,21 +203,17 @@ pub(crate) struct WorldVariables {
 
 /// Reads them; refuses what makes no sense.
 pub(crate) fn world() -> Result<WorldVariables> {
-    let text = |name| std::env::var(name).ok().filter(|v| !v.is_empty());
-    let refuse = |variable, value: String, what: &str| {
-        Err(Error::Variable { variable, value, what: what.into() })
-    };
-    let nodes = match text("MK_NODES") {
-        None => None,
-        Some(value) => match value.parse() {
-            Ok(nodes @ 1..) => Some(nodes),
-            _ => return refuse("MK_NODES", value, "a number from 1 on is needed"),
-        },
-    };
+    let nodes = number("MK_NODES", text("MK_NODES"), 1..=u32::MAX, FROM_ONE)?;
     let share_gpus = match text("MK_SHARE_GPU").as_deref() {
         None | Some("0") => false,
         Some("1") => true,
-        Some(other) => return refuse("MK_SHARE_GPU", other.into(), "0 or 1 is needed"),
+        Some(other) => {
+            return Err(Error::Variable {
+                variable: "MK_SHARE_GPU",
+                value: other.into(),
+                what: "0 or 1 is needed".into(),
+            });
+        }
     };
     let (token_file, address) = (path("MK_TOKEN_FILE"), text("MK_ADDRESS"));
     Ok(WorldVariables { token_file, address, master: text("MASTER_ADDR"), nodes, share_gpus })
