@@ -53,6 +53,13 @@ impl Context {
         Ok(entered)
     }
 
+    /// Frees something in this context, for a `Drop`: what `failed` says is logged where that fails.
+    pub(crate) fn free(&self, failed: &str, free: impl FnOnce(Option<i32>) -> Result<()>) {
+        if let Err(error) = self.enter().and_then(|_in| free(Some(self.ordinal))) {
+            tracing::warn!(%error, "{failed}");
+        }
+    }
+
     pub(crate) fn raw(&self) -> sys::CUcontext {
         self.raw
     }
@@ -68,13 +75,10 @@ impl Drop for Context {
     fn drop(&mut self) {
         let copies = *self.copies.get_mut().unwrap_or_else(|e| e.into_inner());
         if !copies.is_null() {
-            // SAFETY: our stream, which nobody uses any more.
-            let destroyed = self
-                .enter()
-                .and_then(|_in| unsafe { cu!(Some(self.ordinal), cuStreamDestroy_v2(copies)) });
-            if let Err(error) = destroyed {
-                tracing::warn!(%error, "a stream was not destroyed");
-            }
+            self.free("a stream was not destroyed", |gpu| {
+                // SAFETY: our stream, which nobody uses any more.
+                unsafe { cu!(gpu, cuStreamDestroy_v2(copies)) }
+            });
         }
         // SAFETY: balances the retain.
         let released =

@@ -148,12 +148,9 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let destroyed = self.context.enter().and_then(|_in| {
+        self.context.free("an event was not destroyed", |gpu| {
             // SAFETY: our event; the driver keeps it until it is over.
-            unsafe { cu!(Some(self.context.ordinal()), cuEventDestroy_v2(self.raw)) }
+            unsafe { cu!(gpu, cuEventDestroy_v2(self.raw)) }
         });
-        if let Err(error) = destroyed {
-            tracing::warn!(%error, "an event was not destroyed");
-        }
     }
 }

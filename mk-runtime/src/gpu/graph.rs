@@ -107,13 +107,10 @@ struct Recorded {
 
 impl Drop for Recorded {
     fn drop(&mut self) {
-        let destroyed = self.context.enter().and_then(|_in| {
+        self.context.free("a recorded graph was not destroyed", |gpu| {
             // SAFETY: our graph; an executable one does not need it.
-            unsafe { cu!(Some(self.context.ordinal()), cuGraphDestroy(self.raw)) }
+            unsafe { cu!(gpu, cuGraphDestroy(self.raw)) }
         });
-        if let Err(error) = destroyed {
-            tracing::warn!(%error, "a recorded graph was not destroyed");
-        }
     }
 }
 
@@ -143,12 +140,9 @@ fn instantiate(recorded: Recorded, stream: &Stream, captured: &[Arc<dyn Usable>]
 impl Drop for Graph {
     fn drop(&mut self) {
         let _quiet = between_launches();
-        let destroyed = self.context.enter().and_then(|_in| {
+        self.context.free("a graph was not destroyed", |gpu| {
             // SAFETY: our graph; the driver keeps it until its replays are over.
-            unsafe { cu!(Some(self.context.ordinal()), cuGraphExecDestroy(self.raw)) }
+            unsafe { cu!(gpu, cuGraphExecDestroy(self.raw)) }
         });
-        if let Err(error) = destroyed {
-            tracing::warn!(%error, "a graph was not destroyed");
-        }
     }
 }

@@ -34,13 +34,10 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         let _quiet = between_launches();
-        let unloaded = self.context.enter().and_then(|_in| {
+        self.context.free("a module was not unloaded", |gpu| {
             // SAFETY: our module; no kernel of it runs, because owners wait first.
-            unsafe { cu!(Some(self.context.ordinal()), cuModuleUnload(self.raw)) }
+            unsafe { cu!(gpu, cuModuleUnload(self.raw)) }
         });
-        if let Err(error) = unloaded {
-            tracing::warn!(%error, "a module was not unloaded");
-        }
     }
 }
 

@@ -64,13 +64,10 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let destroyed = self.context.enter().and_then(|_in| {
+        self.context.free("a stream was not destroyed", |gpu| {
             // SAFETY: our stream; the driver finishes its work before it frees it.
-            unsafe { cu!(Some(self.context.ordinal()), cuStreamDestroy_v2(self.raw.raw())) }
+            unsafe { cu!(gpu, cuStreamDestroy_v2(self.raw.raw())) }
         });
-        if let Err(error) = destroyed {
-            tracing::warn!(%error, "a stream was not destroyed");
-        }
     }
 }
 

@@ -182,13 +182,10 @@ impl Drop for DeviceBuffer {
             return;
         }
         let _quiet = between_launches();
-        let freed = self.context.enter().and_then(|_in| {
+        self.context.free("device memory was not freed", |gpu| {
             // SAFETY: allocated by us and not used again; the driver waits for kernels that use it.
-            unsafe { cu!(Some(self.context.ordinal()), cuMemFree_v2(self.ptr)) }
+            unsafe { cu!(gpu, cuMemFree_v2(self.ptr)) }
         });
-        if let Err(error) = freed {
-            tracing::warn!(%error, "device memory was not freed");
-        }
     }
 }
 

@@ -55,13 +55,9 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        let free = || {
-            let _in = self.context.enter()?;
+        self.context.free("pinned memory was not freed", |gpu| {
             // SAFETY: allocated by us; nobody uses it any more.
-            unsafe { cu!(Some(self.context.ordinal()), cuMemFreeHost(self.host.cast())) }
-        };
-        if let Err(error) = free() {
-            tracing::warn!(%error, "pinned memory was not freed");
-        }
+            unsafe { cu!(gpu, cuMemFreeHost(self.host.cast())) }
+        });
     }
 }

@@ -85,14 +85,10 @@ impl Streams {
 
 impl Drop for Streams {
     fn drop(&mut self) {
-        let destroyed = self.context.enter().and_then(|_in| {
-            let device = Some(self.context.ordinal());
+        self.context.free("streams of a net arena were not destroyed", |gpu| {
             // SAFETY: our streams; the driver finishes their work before it frees them.
-            self.all.iter().try_for_each(|s| unsafe { cu!(device, cuStreamDestroy_v2(*s)) })
+            self.all.iter().try_for_each(|s| unsafe { cu!(gpu, cuStreamDestroy_v2(*s)) })
         });
-        if let Err(error) = destroyed {
-            tracing::warn!(%error, "streams of a net arena were not destroyed");
-        }
     }
 }
 
