@@ -75,7 +75,7 @@ fn shapes_are_bound_as_they_come() -> Res<()> {
             seen.push(f.call(&streams, &calls(&ranks))?);
             f.synchronize()?;
             for r in &ranks {
-                let error = reference.error(&r.c, &r.want)?;
+                let error = reference.error(&r.c, &r.want, None)?;
                 assert!(error.global < 4e-3 && error.nonfinite == 0, "{rows} rows: {error:?}");
             }
         }
@@ -95,7 +95,7 @@ fn shapes_are_bound_as_they_come() -> Res<()> {
         f.call(&streams, &calls(&ranks))?;
         f.synchronize()?;
         for r in &ranks {
-            let error = reference.error(&r.c, &r.want)?;
+            let error = reference.error(&r.c, &r.want, None)?;
             assert!(error.global < 4e-3 && error.nonfinite == 0, "ragged: {error:?}");
         }
     }
@@ -119,7 +119,7 @@ fn one_kernel_serves_every_number_of_rows() -> Res<()> {
             f.call(&streams, &calls(&ranks))?;
             f.synchronize()?;
             for r in &ranks {
-                let error = reference.error(&r.c, &r.want)?;
+                let error = reference.error(&r.c, &r.want, None)?;
                 assert!(error.global < 4e-3 && error.nonfinite == 0, "{rows} rows: {error:?}");
             }
         }
@@ -169,7 +169,7 @@ fn a_call_is_traced() -> Res<()> {
             assert!(mk::trace::chain(trace).steps.len() <= 3 * n);
         }
         for r in &ranks {
-            let error = reference.error(&r.c, &r.want)?;
+            let error = reference.error(&r.c, &r.want, None)?;
             assert!(error.global < 4e-3 && error.nonfinite == 0, "{error:?}");
         }
         let mut plain = Function::new(&world, program, FunctionOptions::default())?;

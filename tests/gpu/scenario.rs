@@ -304,7 +304,7 @@ impl Scenario {
             if out.elements() == 0 {
                 continue;
             }
-            let norm = self.reference.error(out, &self.expected(rank, epoch)?)?;
+            let norm = self.reference.error(out, &self.expected(rank, epoch)?, None)?;
             if norm.worst_tile > worst.worst_tile
                 || norm.global > worst.global
                 || norm.nonfinite > 0

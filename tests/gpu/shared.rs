@@ -144,7 +144,7 @@ impl OneStream {
         self.stream[0].synchronize()?;
         for c in &self.c {
             self.got.buffer().copy_range(0, c.buffer(), 0, c.buffer().size_bytes())?;
-            let error = self.reference.error(&self.got, &self.want)?;
+            let error = self.reference.error(&self.got, &self.want, None)?;
             assert!(error.global < 4e-3 && error.nonfinite == 0, "{what}: {error:?}");
         }
         Ok(())

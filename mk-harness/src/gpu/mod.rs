@@ -197,7 +197,7 @@ impl<'a> Session<'a> {
                     Some(counts) => {
                         let of = |t| grouped::masked(&setting, rank, counts, t);
                         let own = grouped::own_rows(&setting, rank, counts)?;
-                        self.reference.error_of_rows(&of(got)?, &of(want)?, &own)?
+                        self.reference.error(&of(got)?, &of(want)?, Some(&own))?
                     }
                 };
                 *worst = worse(*worst, error);
@@ -250,7 +250,7 @@ impl<'a> Session<'a> {
 /// The error of a tensor; of integers none, or no number.
 fn error(reference: &Reference, got: &DeviceTensor, want: &DeviceTensor) -> Result<Norms> {
     if !got.dtype().is_integer() {
-        return Ok(reference.error(got, want)?);
+        return Ok(reference.error(got, want, None)?);
     }
     let exact = got.download_integers()?.into_iter().map(|n| n as f32).eq(want.download_f32()?);
     Ok(Norms { global: if exact { 0.0 } else { f64::INFINITY }, ..Norms::NONE })

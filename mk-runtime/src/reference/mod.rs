@@ -261,29 +261,12 @@ impl Reference {
     }
 
     /// Compares `x` with `reference`, of the same shape (seen as rows of the last dimension) on the same rank. The
-    /// sums are in f64. What is beyond the range of the type of `x` in both is left out.
+    /// sums are in f64. What is beyond the range of the type of `x` in both is left out. With `own`, only the first
+    /// `own[i]` rows of the 128 from `128 * i` on count, and the others must be 0 in both.
     ///
     /// # Errors
     /// [`Error::Shape`] for shapes, types or ranks that do not fit; [`Error::Cuda`].
-    pub fn error(&self, x: &DeviceTensor, reference: &DeviceTensor) -> Result<ErrorNorm> {
-        self.error_of(x, reference, None)
-    }
-
-    /// As [`Reference::error`], where only the first `own[i]` rows of the 128 from `128 * i` on count. The others must
-    /// be 0 in both.
-    ///
-    /// # Errors
-    /// As [`Reference::error`].
-    pub fn error_of_rows(
-        &self,
-        x: &DeviceTensor,
-        reference: &DeviceTensor,
-        own: &[u64],
-    ) -> Result<ErrorNorm> {
-        self.error_of(x, reference, Some(own))
-    }
-
-    fn error_of(
+    pub fn error(
         &self,
         x: &DeviceTensor,
         reference: &DeviceTensor,

@@ -138,12 +138,12 @@ fn error_norms_find_one_bad_element() {
     reference.fill_random(&x, 9, 1.0).unwrap();
     let y = tensor(&world, DType::F32, &[rows, cols]);
     y.copy_from(&x).unwrap();
-    let norm = reference.error(&y, &x).unwrap();
+    let norm = reference.error(&y, &x, None).unwrap();
     assert_eq!((norm.global, norm.worst_tile, norm.nonfinite), (0.0, 0.0, 0));
     let mut values = x.download_f32().unwrap();
     values[(290 * cols + 400) as usize] += 10.0;
     y.upload_f32(&values).unwrap();
-    let norm = reference.error(&y, &x).unwrap();
+    let norm = reference.error(&y, &x, None).unwrap();
     println!("{norm:?}");
     assert_eq!(norm.worst_at, (2, 3));
     assert!(norm.worst_tile > 3.0 * norm.global && norm.global > 0.0);
@@ -151,7 +151,7 @@ fn error_norms_find_one_bad_element() {
     assert!((norm.worst_element - 10.0 * 3f64.sqrt()).abs() < 2.0);
     values[0] = f32::NAN;
     y.upload_f32(&values).unwrap();
-    let norm = reference.error(&y, &x).unwrap();
+    let norm = reference.error(&y, &x, None).unwrap();
     assert_eq!((norm.nonfinite, norm.worst_at), (1, (0, 0)));
     assert!(norm.global.is_infinite());
     // Beyond the range of f16 in both.
@@ -159,9 +159,9 @@ fn error_norms_find_one_bad_element() {
     want.upload_f32(&vec![1e6; (rows * cols) as usize]).unwrap();
     let half = tensor(&world, DType::F16, &[rows, cols]);
     half.upload_f32(&vec![f32::INFINITY; (rows * cols) as usize]).unwrap();
-    assert_eq!(reference.error(&half, &want).unwrap().nonfinite, 0);
+    assert_eq!(reference.error(&half, &want, None).unwrap().nonfinite, 0);
     half.upload_f32(&vec![f32::NEG_INFINITY; (rows * cols) as usize]).unwrap();
-    assert_eq!(reference.error(&half, &want).unwrap().nonfinite, rows * cols);
+    assert_eq!(reference.error(&half, &want, None).unwrap().nonfinite, rows * cols);
 }
 
 #[test]
