@@ -118,11 +118,11 @@ impl Evaluator<'_, '_> {
             (Op::GroupedWgrad, _) => &move |out| self.wgrad(out, [a, b], c),
             (Op::Bias, Some(counts)) => &move |out| self.biased(out, [a, b], counts),
             (Op::Dispatch { .. }, _) if moves => &move |out| self.dispatched(out, a, b),
-            (Op::Dispatch { .. }, _) => &move |out| self.weighted(out, a, b, c),
+            (Op::Dispatch { .. }, _) => &move |out| self.weighed(out, [a, b, c], true),
             (Op::DispatchFactors, _) => &move |out| self.factors_dispatched(out, a, b),
             (Op::Combine, _) => &move |out| self.combined(out, a, b, c),
             (Op::CombineGrad | Op::WeighGrad, _) => &move |out| self.products(out, (node, a), b, c),
-            (Op::Weigh, _) => &move |out| self.weighed(out, a, b, c),
+            (Op::Weigh, _) => &move |out| self.weighed(out, [a, b, c], false),
             (Op::Dropped, _) => &move |out| self.lost(out, a, b),
             _ => return Err(HarnessError::mismatch("an operation on other rows")),
         };
@@ -239,47 +239,28 @@ impl Evaluator<'_, '_> {
         Ok(out.buffer().upload(&bytes)?)
     }
 
-    /// Rows of the rank's experts, which are tokens times the weights of their slots, multiplied on the host.
-    fn weighted(
-        &self,
-        out: &DeviceTensor,
-        x: ValueId,
-        ids: ValueId,
-        weights: ValueId,
-    ) -> Result<()> {
-        let (rows, columns) = (out.shape()[0] as usize, columns(out) as usize);
-        let packed = Packed::new(self.s, ids, rows as u64)?;
-        let (x, weights) = (self.floats(x)?, self.floats(weights)?);
-        let mut made = vec![0.0f32; rows * columns];
-        let own = packed.rows.iter().skip(self.rank * rows);
-        for (to, of) in made.chunks_mut(columns.max(1)).zip(own) {
-            let Some((expert, token)) = *of else { continue };
-            let Some(slot) = packed.slot(token, expert) else { continue };
-            let weight = weights[token * packed.slots + slot];
-            let from = &x[token * columns..][..columns];
-            to.iter_mut().zip(from).for_each(|(to, x)| *to = weight * x);
-        }
-        Ok(out.upload_f32(&made)?)
-    }
-
-    /// Rows of the rank times the weights of their slots, on the host.
+    /// Rows of the rank's experts times the weights of their slots, on the host: rows of `x`, or its tokens.
     fn weighed(
         &self,
         out: &DeviceTensor,
-        rows: ValueId,
-        ids: ValueId,
-        weights: ValueId,
+        [x, ids, weights]: [ValueId; 3],
+        of_tokens: bool,
     ) -> Result<()> {
-        let (n, columns) = (out.shape()[0] as usize, columns(out) as usize);
-        let packed = Packed::new(self.s, ids, n as u64)?;
-        let (x, weights) = (self.on(rows, self.rank)?.download_f32()?, self.floats(weights)?);
-        let mut made = vec![0.0f32; n * columns];
-        let own = packed.rows.iter().skip(self.rank * n);
-        for ((to, from), of) in made.chunks_mut(columns).zip(x.chunks(columns)).zip(own) {
+        let (rows, columns) = (out.shape()[0] as usize, columns(out) as usize);
+        let packed = Packed::new(self.s, ids, rows as u64)?;
+        let x = match of_tokens {
+            true => self.floats(x)?,
+            false => self.on(x, self.rank)?.download_f32()?,
+        };
+        let weights = self.floats(weights)?;
+        let mut made = vec![0.0f32; rows * columns];
+        let own = packed.rows.iter().skip(self.rank * rows);
+        for (row, (to, of)) in made.chunks_mut(columns.max(1)).zip(own).enumerate() {
             let Some((expert, token)) = *of else { continue };
             let Some(slot) = packed.slot(token, expert) else { continue };
             let weight = weights[token * packed.slots + slot];
-            to.iter_mut().zip(from).for_each(|(to, x)| *to = weight * x);
+            let from = if of_tokens { token } else { row };
+            to.iter_mut().zip(&x[from * columns..]).for_each(|(to, x)| *to = weight * x);
         }
         Ok(out.upload_f32(&made)?)
     }
