@@ -63,6 +63,7 @@ macro_rules! codes {
 device_struct! {
     /// What every launch is told. Constant across launches of an instance, so that a captured graph can replay it; but
     /// for `gated`, which is so for all captured ones.
+    #[derive(Default)]
     LaunchHeader, 128 {
         /// Where rank 0's symmetric memory is mapped on this GPU; rank p's is at `sym_base + p * sym_stride_bytes`.
         sym_base: u64 @ 0,

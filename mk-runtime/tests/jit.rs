@@ -6,7 +6,6 @@ use common::{TempDir, has_nvrtc, kernel};
 use mk_runtime::Error;
 use mk_runtime::jit::{self, JitOptions};
 use mk_skip::{Need, skip};
-use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -61,8 +60,6 @@ fn spills_are_errors_unless_allowed_and_serialisation_always() {
     assert!(jit::compile(&spill, &lenient).unwrap().from_cache);
     assert!(jit::compile(&spill, &dir.options()).is_err());
     assert!(matches!(jit::compile(&serial, &lenient), Err(Error::Serialised { .. })));
-    // Several threads of the assembler would not have said so.
-    assert_eq!(JitOptions::default().split_compile, 1);
 }
 
 #[test]
@@ -112,42 +109,6 @@ fn a_warm_start_is_fast_and_the_same() {
     assert!(cold.compile_time < Duration::from_secs(10));
     // The budget is 10 ms; a busy test machine gets some slack.
     assert!(warm.compile_time < Duration::from_millis(50));
-}
-
-/// The sections of an ELF file by name, but for the note of the tool's own options.
-fn sections(elf: &[u8]) -> BTreeMap<String, Vec<u8>> {
-    let number = |at: usize, bytes: usize| {
-        elf[at..at + bytes].iter().rev().fold(0usize, |n, b| n << 8 | usize::from(*b))
-    };
-    let (table, size, count) = (number(0x28, 8), number(0x3a, 2), number(0x3c, 2));
-    let header = |i: usize| table + i * size;
-    let place = |i: usize| (number(header(i) + 0x18, 8), number(header(i) + 0x20, 8));
-    let (names, _) = place(number(0x3e, 2));
-    let all = (0..count).map(|i| {
-        let name = elf[names + number(header(i), 4)..].split(|b| *b == 0).next().unwrap();
-        // What is zero has no place in the file (SHT_NOBITS).
-        let (at, bytes) = if number(header(i) + 4, 4) == 8 { (0, 0) } else { place(i) };
-        (String::from_utf8_lossy(name).into_owned(), elf[at..at + bytes].to_vec())
-    });
-    all.filter(|(name, _)| name != ".note.nv.tkinfo").collect()
-}
-
-#[test]
-fn machine_code_is_the_same_with_any_number_of_threads() {
-    if !has_nvrtc() {
-        return;
-    }
-    let dir = TempDir::new("threads-of-one");
-    let source = kernel("gemm_tile", GEMM, 1);
-    let of = |split_compile| {
-        let options = JitOptions { split_compile, use_cache: false, ..dir.options() };
-        sections(&jit::compile(&source, &options).unwrap().cubin)
-    };
-    let one = of(1);
-    assert!(one.keys().any(|name| name == ".text.gemm_tile"), "{:?}", one.keys());
-    for threads in [2, 3, 8] {
-        assert!(of(threads) == one, "{threads} threads");
-    }
 }
 
 #[test]

@@ -3,7 +3,6 @@
 
 use super::Unit;
 use crate::store::{Key, Kind, Store};
-use std::path::Path;
 
 /// What a compilation leaves: the binary and the log, from which the report is parsed again.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,45 +17,15 @@ pub(super) fn key(unit: Unit<'_>, flags: &[String], build: &str) -> Key {
     Key::of([build, unit.arch, unit.name, unit.cuda].into_iter().chain(flags))
 }
 
-/// The store, of kernels.
-pub(super) struct Cache {
-    store: Store,
+pub(super) fn read(store: &Store, key: &Key) -> Option<Output> {
+    let output = decode(&store.read(Kind::Kernel, key)?);
+    if output.is_none() {
+        tracing::warn!(key = key.hex(), "a cached kernel makes no sense, and is compiled again");
+    }
+    output
 }
 
-impl Cache {
-    /// In the directory given, or the user's; `None` where that cannot be used.
-    pub(super) fn open(dir: Option<&Path>) -> Option<Cache> {
-        Store::open(dir).map(|store| Cache { store })
-    }
-
-    pub(super) fn read(&self, key: &Key) -> Option<Output> {
-        let body = self.store.read(Kind::Kernel, key)?;
-        let output = decode(&body);
-        if output.is_none() {
-            tracing::warn!(
-                key = key.hex(),
-                "a cached kernel makes no sense, and is compiled again"
-            );
-        }
-        output
-    }
-
-    pub(super) fn write(&self, key: &Key, output: &Output) {
-        self.store.write(Kind::Kernel, key, &encode(output));
-    }
-
-    /// What [`Cache::remember`] stored under a stamp.
-    pub(super) fn recall(&self, stamp: &str) -> Option<String> {
-        self.store.recall(stamp)
-    }
-
-    /// Stores a short text under a stamp.
-    pub(super) fn remember(&self, stamp: &str, value: &str) {
-        self.store.remember(stamp, value);
-    }
-}
-
-fn encode(output: &Output) -> Vec<u8> {
+pub(super) fn encode(output: &Output) -> Vec<u8> {
     let mut body = Vec::with_capacity(8 + output.log.len() + output.cubin.len());
     body.extend((output.log.len() as u64).to_le_bytes());
     body.extend(output.log.as_bytes());

@@ -7,9 +7,8 @@
 //!    `CUDA_PATH`, `/usr/local/cuda*`); 7. the loader.
 
 use super::JitOptions;
-use super::cache::Cache;
 use super::nvrtc::{Library, NvrtcVersion};
-use crate::{Error, Result, env};
+use crate::{Error, Result, env, store::Store};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
@@ -43,15 +42,15 @@ impl Nvrtc {
     }
 
     /// What tells this compiler from others in a cache key. A file that was asked before is not loaded again.
-    pub(super) fn build_id(&self, cache: &Cache) -> Result<String> {
+    pub(super) fn build_id(&self, store: &Store) -> Result<String> {
         let Some(stamp) = self.stamp() else {
             return Ok(self.load()?.build_id());
         };
-        if let Some(known) = cache.recall(&stamp) {
+        if let Some(known) = store.recall(&stamp) {
             return Ok(known);
         }
         let id = self.load()?.build_id();
-        cache.remember(&stamp, &id);
+        store.remember(&stamp, &id);
         Ok(id)
     }
 

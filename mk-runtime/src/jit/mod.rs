@@ -16,7 +16,10 @@ pub use nvrtc::NvrtcVersion;
 pub use options::{JitOptions, Unit};
 pub use sass::{SassCounts, count_sass, disassemble, find_nvdisasm};
 
-use crate::{Error, Result};
+use crate::{
+    Error, Result,
+    store::{Kind, Store},
+};
 use mk_abi::KernelSource;
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -81,16 +84,15 @@ pub fn compile(source: &KernelSource, options: &JitOptions) -> Result<Compiled> 
 /// As [`compile`], the entry point excepted.
 pub fn compile_unit(unit: Unit<'_>, options: &JitOptions) -> Result<Compiled> {
     let start = Instant::now();
-    let flags = flags(unit, options);
+    let flags = flags(unit);
     let nvrtc = find_nvrtc(options)?;
-    let cache =
-        options.use_cache.then(|| cache::Cache::open(options.cache_dir.as_deref())).flatten();
-    let build = match &cache {
-        Some(cache) => nvrtc.build_id(cache)?,
+    let store = options.use_cache.then(|| Store::open(options.cache_dir.as_deref())).flatten();
+    let build = match &store {
+        Some(store) => nvrtc.build_id(store)?,
         None => nvrtc.load()?.build_id(),
     };
     let key = cache::key(unit, &flags, &build);
-    if let Some(hit) = cache.as_ref().and_then(|c| c.read(&key)) {
+    if let Some(hit) = store.as_ref().and_then(|s| cache::read(s, &key)) {
         let report = log::parse(&hit.log);
         accept(unit.name, &report, options)?;
         return Ok(Compiled {
@@ -101,8 +103,8 @@ pub fn compile_unit(unit: Unit<'_>, options: &JitOptions) -> Result<Compiled> {
         });
     }
     let output = nvrtc.load()?.compile(unit, &flags)?;
-    if let Some(cache) = &cache {
-        cache.write(&key, &output);
+    if let Some(store) = &store {
+        store.write(Kind::Kernel, &key, &cache::encode(&output));
     }
     let report = log::parse(&output.log);
     accept(unit.name, &report, options)?;
@@ -111,19 +113,13 @@ pub fn compile_unit(unit: Unit<'_>, options: &JitOptions) -> Result<Compiled> {
     Ok(Compiled { cubin: output.cubin, report, from_cache: false, compile_time })
 }
 
-fn flags(unit: Unit<'_>, options: &JitOptions) -> Vec<String> {
+fn flags(unit: Unit<'_>) -> Vec<String> {
     let mut flags = vec![
         format!("--gpu-architecture={}", unit.arch),
         "--std=c++20".into(),
         "--device-as-default-execution-space".into(),
         "--ptxas-options=-v".into(),
     ];
-    if options.line_info {
-        flags.push("-lineinfo".into());
-    }
-    if options.split_compile != 1 {
-        flags.push(format!("--split-compile={}", options.split_compile));
-    }
     flags.extend(unit.options.iter().cloned());
     flags
 }

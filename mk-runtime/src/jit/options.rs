@@ -13,24 +13,11 @@ pub struct JitOptions {
     pub use_cache: bool,
     /// Whether spilled registers are accepted. Default: false.
     pub allow_spills: bool,
-    /// Source lines in the CUBIN, for profilers. Default: false.
-    pub line_info: bool,
-    /// Threads of the optimiser and the assembler. The machine code is the same with any number, and two halve the time
-    /// of a large kernel; but with more than one the assembler does not say that it serialised wgmma, which is then not
-    /// refused. Default: 1.
-    pub split_compile: u32,
 }
 
 impl Default for JitOptions {
     fn default() -> Self {
-        JitOptions {
-            nvrtc_dir: None,
-            cache_dir: None,
-            use_cache: true,
-            allow_spills: false,
-            line_info: false,
-            split_compile: 1,
-        }
+        JitOptions { nvrtc_dir: None, cache_dir: None, use_cache: true, allow_spills: false }
     }
 }
 

@@ -27,9 +27,6 @@ pub struct InstanceOptions {
     /// of plans that touch no rank's workspace outside of that rank's own kernel, which their proof says
     /// (`Proof::exclusive` is empty). Without effect with `overlap`, and over nodes. Default: false.
     pub pooled: bool,
-    /// Bytes of trace buffer per rank, for kernels written by hand: one that was emitted with tracing says itself
-    /// how many it has ([`KernelSource::trace`]), and this does not count. Default: 0.
-    pub trace_bytes: u64,
     /// The network of a kernel over nodes. Default: the world's ([`Net::of`]).
     pub net: Option<Net>,
     /// Test hook: with a seed other than 0, agents sleep a pseudo-random time below `chaos_max` before each task.
@@ -50,7 +47,6 @@ impl Default for InstanceOptions {
             reserve_sms: 0,
             overlap: false,
             pooled: false,
-            trace_bytes: 0,
             net: None,
             chaos_seed: 0,
             chaos_max: Duration::ZERO,

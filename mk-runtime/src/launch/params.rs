@@ -86,31 +86,6 @@ const _: () = assert!(align_of::<LaunchHeader>() <= ALIGN && TENSOR_MAP_BYTES ==
 // A pointer never straddles two lines.
 const _: () = assert!(size_of::<LaunchHeader>().is_multiple_of(8));
 
-/// A header with every field 0.
-pub(super) const fn zero_header() -> LaunchHeader {
-    LaunchHeader {
-        sym_base: 0,
-        sym_stride_bytes: 0,
-        scratch: 0,
-        control: 0,
-        fault: 0,
-        trace: 0,
-        wait_limit_ns: 0,
-        entry_limit_ns: 0,
-        rank: 0,
-        world: 0,
-        launch_hash: 0,
-        chaos_seed: 0,
-        chaos_max_ns: 0,
-        dims: [0; 4],
-        gated: 0,
-        instance: 0,
-        own_rows: 0,
-        net: 0,
-        fifo: 0,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,8 +93,12 @@ mod tests {
 
     #[test]
     fn maps_then_header_then_pointers() {
-        let header =
-            LaunchHeader { sym_base: 0x1122_3344_5566_7788, rank: 3, world: 4, ..zero_header() };
+        let header = LaunchHeader {
+            sym_base: 0x1122_3344_5566_7788,
+            rank: 3,
+            world: 4,
+            ..LaunchHeader::default()
+        };
         let mut block = ParamBlock::new(2, 3, header);
         block.map_mut(1).fill(0xAB);
         for i in 0..3 {
@@ -142,7 +121,7 @@ mod tests {
 
     #[test]
     fn the_kernel_may_round_its_struct_up_but_not_disagree() {
-        let block = ParamBlock::new(1, 1, zero_header());
+        let block = ParamBlock::new(1, 1, LaunchHeader::default());
         // 128 + 128 + 8 bytes of content; CUDA makes 320 (alignas(64)) or 384 (alignas(128)) of it.
         assert!(block.fits(264) && block.fits(320) && block.fits(384));
         assert!(!block.fits(256) && !block.fits(392));
@@ -150,7 +129,7 @@ mod tests {
 
     #[test]
     fn many_pointers_cross_lines() {
-        let mut block = ParamBlock::new(0, 40, zero_header());
+        let mut block = ParamBlock::new(0, 40, LaunchHeader::default());
         for i in 0..40 {
             block.set_tensor(i, i as u64 + 1);
         }

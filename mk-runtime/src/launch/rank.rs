@@ -5,7 +5,7 @@ use super::dims;
 use super::engine::Engine;
 use super::maps::{Bases, encode};
 use super::options::{InstanceOptions, RankTensors};
-use super::params::{MAX_PARAM_BYTES, ParamBlock, zero_header};
+use super::params::{MAX_PARAM_BYTES, ParamBlock};
 use super::residency::{Attributes, prepare};
 use crate::driver::{self, Place, cu};
 use crate::error::{Error, Result};
@@ -69,10 +69,8 @@ impl Rank {
         let poison = options.poison.unwrap_or(0);
         let scratch = DeviceBuffer::filled(world, rank, source.workspace.scratch_bytes, poison)?;
         let control = DeviceBuffer::zeroed(world, rank, size_of::<ControlBlock>() as u64)?;
-        let trace = match trace_bytes(source, options) {
-            0 => None,
-            bytes => Some(DeviceBuffer::zeroed(world, rank, bytes)?),
-        };
+        let trace = source.trace.as_ref().map(|layout| layout.bytes(source.grid));
+        let trace = trace.map(|bytes| DeviceBuffer::zeroed(world, rank, bytes)).transpose()?;
         let header = LaunchHeader {
             sym_base: symmetric.base(rank)?,
             sym_stride_bytes: symmetric.stride_bytes(),
@@ -90,7 +88,7 @@ impl Rank {
             instance: net.instance,
             net: net.net,
             fifo: net.fifo,
-            ..zero_header()
+            ..LaunchHeader::default()
         };
         let binding = &source.ranks[rank as usize];
         let dims: Vec<_> = source.runtime_dims.iter().map(|d| d.max).collect();
@@ -270,12 +268,6 @@ impl Rank {
     }
 }
 
-/// Bytes of a rank's trace buffer. A kernel that says what it writes has that many: readers take a buffer of another
-/// size for one of another kernel.
-fn trace_bytes(source: &KernelSource, options: &InstanceOptions) -> u64 {
-    source.trace.as_ref().map_or(options.trace_bytes, |layout| layout.bytes(source.grid))
-}
-
 /// The kernel must take one by-value struct of the block's size.
 fn check_param(source: &KernelSource, kernel: &Kernel, params: &ParamBlock) -> Result<()> {
     let content = ParamBlock::bytes_for(source.ranks[0].maps.len(), source.tensors.len());
@@ -290,22 +282,4 @@ fn check_param(source: &KernelSource, kernel: &Kernel, params: &ParamBlock) -> R
             given.map_or_else(|| "something else".into(), |b| format!("one of {b}"))
         ),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::launch::contract::tests::source;
-    use mk_abi::TraceLayout;
-
-    #[test]
-    fn a_traced_kernel_says_how_large_its_buffer_is() {
-        let mut source = source();
-        let wish = |trace_bytes| InstanceOptions { trace_bytes, ..InstanceOptions::default() };
-        assert_eq!([0, 4096].map(|n| trace_bytes(&source, &wish(n))), [0, 4096]);
-        let layout = TraceLayout { records: 64, families: vec![], entry_edges: vec![] };
-        let bytes = layout.bytes(source.grid);
-        source.trace = Some(layout);
-        assert_eq!([0, 256 << 20].map(|n| trace_bytes(&source, &wish(n))), [bytes; 2]);
-    }
 }
