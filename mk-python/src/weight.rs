@@ -35,6 +35,8 @@ pub fn quantize_weight(
     let (_, stream) = Torch::get(py)?.stream(py, device)?;
     let ([matrices, rows, columns], [x, values, factors, turned, turned_factors]) = (sizes, memory);
     let weight = Weight { x, values, factors, turned, turned_factors, matrices, rows, columns };
-    // SAFETY: mk._op passes tensors of these sizes, which torch's allocator keeps for the stream.
-    unsafe { weights.quantize(weight, stream) }.map_err(|e| errors::runtime(py, &e))
+    // A full queue makes a launch wait, perhaps for a rank that another thread launches.
+    // SAFETY: `_on_gpu` of mk._float8 passes contiguous tensors of the device, bf16, e4m3 and f32 of these sizes; torch's
+    // allocator keeps them for its current stream. Their alignment is checked.
+    py.detach(|| unsafe { weights.quantize(weight, stream) }).map_err(|e| errors::runtime(py, &e))
 }

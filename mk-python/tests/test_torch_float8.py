@@ -303,6 +303,7 @@ class Float8(unittest.TestCase):
         for words, call in {
             'layers take "1x128"': lambda: make(256, 128, self.world, fp8="row"),
             "cuts blocks of 128": lambda: make(256, 192, self.world, fp8="1x128"),
+            "in_features is 200, and GEMMs read 16 bytes": lambda: make(200, 128, self.world, fp8="1x128"),
             "torch.bfloat16": lambda: make(256, 128, self.world, fp8="1x128", dtype=torch.float16),
         }.items():
             with self.assertRaisesRegex(mk.ArgumentError, words):

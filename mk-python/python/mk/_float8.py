@@ -16,8 +16,8 @@ MATRICES = f"scaled({BLOCK}, {BLOCK}) @ shard(0)"
 
 
 def quantized(x, rows=1, dtype=torch.float8_e4m3fn):
-    """``x``, a matrix ``[M, K]`` or a stack of them, in eight bits, and a factor for each ``rows`` x 128, ``[ceil(M / rows), ceil(K / 128)]``: of zeros 1,
-    of what has a NaN NaN."""
+    """``x``, a matrix ``[M, K]`` or a stack of them, in eight bits, and a factor for each ``rows`` x 128, ``[ceil(M / rows), ceil(K / 128)]``: 1 for
+    zeros, NaN for what has a NaN."""
     *stack, m, k = x.shape
     wide = torch.nn.functional.pad(x, (0, -k % BLOCK, 0, -m % rows)) if m % rows or k % BLOCK else x.contiguous()
     blocks = wide.view(*stack, wide.shape[-2] // rows, rows, wide.shape[-1] // BLOCK, BLOCK)
@@ -30,18 +30,18 @@ def quantized(x, rows=1, dtype=torch.float8_e4m3fn):
 
 
 def dequantized(x, scale, rows=1):
-    """What ``quantized`` stands for, in bfloat16."""
+    """The inverse of ``quantized``, in bfloat16."""
     m, k = x.shape
     each = scale.repeat_interleave(BLOCK, 1)[:, :k]
     return (x.float() * (each if rows == 1 else each.repeat_interleave(rows, 0)[:m])).bfloat16()
 
 
 def _turned(t):
-    """Matrices along the other dimension: of their factors, too."""
-    return t.transpose(-2, -1).contiguous()
+    """Transposed matrices, or their factors."""
+    return t.transpose(-2, -1).clone(memory_format=torch.contiguous_format)
 
 
-# Of bf16 ``[.., M, K]``: in eight bits, a factor for each 128 x 128, and both turned. On GPUs in one pass, of sizes that layers have.
+# Quantises ``[.., M, K]`` by blocks of 128 x 128: values, factors, and both transposed. On GPUs in one pass over bf16.
 _library = torch.library.Library("mk", "FRAGMENT")
 _library.define("quantize_weight(Tensor w) -> (Tensor, Tensor, Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,))
 
@@ -62,7 +62,10 @@ def _on_cpu(w):
 
 def _on_gpu(w):
     *stack, m, k = w.shape
-    w, made = w.contiguous(), _made(w)
+    w, made = w.bfloat16().contiguous(), _made(w)
+    if w.data_ptr() % 16:
+        # A view into a larger buffer: the kernel reads 16 bytes at a time.
+        w = w.clone()
     _mk._quantize_weight(w.get_device(), [math.prod(stack), m, k], [t.data_ptr() for t in (w, *made)])
     return made
 
@@ -74,7 +77,7 @@ both = torch.ops.mk.quantize_weight
 
 
 class _Own:
-    """What each rank does with rows of its own, in one pass: to eight bits and back, and a SwiGLU block's middle, with its derivative."""
+    """Kernels without communication, in one pass each: to eight bits and back, and SwiGLU with its derivative."""
 
     def __init__(self, make):
         self.quantize = make(f"fn quantized(x: bf16[R, K] @ shard(0)) {{ x -> quantize(e4m3, 1, {BLOCK}) }}")
@@ -86,20 +89,20 @@ class _Own:
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx, linear, x, w, bias):
-        (x, sx), (w, sw, *turned) = linear.own.quantize(x.bfloat16().contiguous()), both(w)
+        (x, sx), (w, sw, wt, swt) = linear.own.quantize(x.bfloat16().contiguous()), both(w)
         ctx.linear = linear
-        ctx.save_for_backward(x, sx, *turned)
+        ctx.save_for_backward(x, sx, wt, swt)
         return linear.forward(x, sx, w, sw) if bias is None else linear.forward(x, sx, w, sw, bias)
 
     @staticmethod
     def backward(ctx, dy):
         linear = ctx.linear
-        x, sx, w, sw = ctx.saved_tensors
+        x, sx, wt, swt = ctx.saved_tensors
         dy = dy.bfloat16().contiguous()
         d, sd = linear.own.quantize(dy)
         dx = dw = dbias = None
         if ctx.needs_input_grad[1]:
-            dx = linear.backward(d, sd, w, sw)
+            dx = linear.backward(d, sd, wt, swt)
         if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
             rows = linear.gradients(dy, d, sd)
             if ctx.needs_input_grad[2]:
@@ -125,7 +128,7 @@ class Linear:
         parameter, stage = (f", c: bf16[N] {c}", " -> bias(c)") if bias else ("", "")
         make = lambda text: compile(text, world, **options)
         self.forward = make(f"fn linear({operands(x, own)}{parameter}) {{ {product(self.gathers_input, '' if columns else sums)}{stage} }}")
-        # x and w are gradients of y, and the weight the other way round.
+        # Here x is the gradient of y, and w the transposed weight.
         self.backward = make(f"fn linear_dx({operands(dy, other)}) {{ {product(self.gathers_gradients, sums if columns else '')} }}")
         self.own, self._whole = _Own(make), None
         if sequence_parallel:
@@ -135,7 +138,7 @@ class Linear:
         return _Product.apply(self, x, weight, bias)
 
     def inputs(self, x, scale):
-        """What the weight was multiplied with, in bfloat16: all rows."""
+        """All rows of the input, in bfloat16."""
         return (self._whole if self.gathers_input else self.own.wide)(x, scale)
 
     def gradients(self, dy, d, scale):
@@ -147,7 +150,7 @@ class _Block(torch.autograd.Function):
     @staticmethod
     def forward(ctx, block, x, gate_up, down):
         x, sx = block.own.quantize(x.bfloat16().contiguous())
-        # As GEMMs of gradients read them, and as those of rows do.
+        # As the GEMMs of backward read them; with a star, as those of forward do.
         (w, sw, *up), (v, sv, *down) = both(gate_up.flatten(1)), both(down)
         h = block.up.forward(x, sx, *up).unflatten(1, (2, -1))
         a, sa = block.own.hidden(h)
@@ -187,14 +190,14 @@ class Gated:
 
 
 def matrices(w, v):
-    """Experts' matrices ``[E, K, 2, F]`` and ``[E, F, K]`` and their factors: as GEMMs of gradients of rows read them, ``[E, K, 2F]`` and ``[E, F, K]``,
-    then as those of rows do, with K last: ``[E, 2F, K]`` and ``[E, K, F]``."""
+    """Experts' matrices ``[E, K, 2, F]`` and ``[E, F, K]``, quantised, with factors: as the GEMMs of backward read them, ``[E, K, 2F]`` and
+    ``[E, F, K]``, then as those of forward do, ``[E, 2F, K]`` and ``[E, K, F]``."""
     (w, sw, wt, swt), (v, sv, vt, svt) = both(w.flatten(2)), both(v)
     return (w, sw, v, sv), (wt, swt, vt, svt)
 
 
 def halves(w, scale, *v):
-    """Of what GEMMs of rows read gates and ups apart: ``[E, 2, F, K]``."""
+    """The same with gates and ups apart: ``[E, 2, F, K]``."""
     return w.unflatten(1, (2, -1)), scale.unflatten(1, (2, -1)), *v
 
 
@@ -203,7 +206,7 @@ class _Rows(torch.autograd.Function):
     def forward(ctx, layer, x, counts, w, v, *biases):
         x, sx = layer.quantize(x.contiguous())
         ctx.layer = layer
-        # Eight bits of matrices are made once more, and not kept.
+        # Backward quantises the matrices again; they are not kept.
         ctx.save_for_backward(x, sx, counts, w, v, *biases)
         return layer.forward(x, sx, counts, *halves(*matrices(w, v)[1]), *biases)
 
@@ -376,10 +379,13 @@ class Tokens(_Kernels):
         return self.forward(*given[:3], *halves(*matrices(*given[3:5])[1]), *given[5:])
 
 
-def check(fp8, dtype, part, what):
+def check(fp8, dtype, part, what, other, its):
+    """Refuses what a layer of eight bits cannot be: ``part`` is a rank's part of a dimension, ``other`` the whole one."""
     if fp8 != "1x128":
         raise ArgumentError(f'fp8 is {fp8!r}, and layers take "1x128"\n  help: leave it out for 16 bits')
     if dtype != torch.bfloat16:
         raise ArgumentError(f"dtype is {dtype}, and results of eight bits are torch.bfloat16")
     if part % BLOCK:
         raise ArgumentError(f"{what} is {part} on each rank, which cuts blocks of {BLOCK} that share a factor\n  help: use a multiple of {BLOCK}")
+    if other % 16:
+        raise ArgumentError(f"{its} is {other}, and GEMMs read 16 bytes of eight bits at a time\n  help: use a multiple of 16")

@@ -101,7 +101,7 @@ class ColumnParallelLinear(_Layer):
         parameter, stage = (f", c: {t}[N] @ shard(0)", " -> bias(c)") if bias else ("", "")
         head = "gather(x) -> gemm(w.t)" if sequence_parallel else "gemm(x, w.t)"
         if fp8 is not None:
-            _float8.check(fp8, dtype, n, "out_features")
+            _float8.check(fp8, dtype, n, "out_features", in_features, "in_features")
             self.function = _float8.Linear(world, True, sequence_parallel, bias, _options(world, reserve_sms, options))
             return
         self.function = compile(f"fn column(x: {t}[M, K] @ {x}, w: {t}[N, K] @ shard(0){parameter}) {{ {head}{stage} }}", world,
@@ -130,7 +130,7 @@ class RowParallelLinear(_Layer):
         t, reduce = _dtype(dtype), "reduce_scatter" if sequence_parallel else "all_reduce"
         parameter, stage = (f", c: {t}[N]", " -> bias(c)") if bias else ("", "")
         if fp8 is not None:
-            _float8.check(fp8, dtype, k, "in_features")
+            _float8.check(fp8, dtype, k, "in_features", out_features, "out_features")
             self.function = _float8.Linear(world, False, sequence_parallel, bias, _options(world, reserve_sms, options))
             return
         self.function = compile(
@@ -161,7 +161,7 @@ class GatedMLP(_Layer):
         self.down = self._weight(f, hidden, fan_in=ffn, device=device, dtype=dtype)
         t, options = _dtype(dtype), _options(world, reserve_sms, options)
         if fp8 is not None:
-            _float8.check(fp8, dtype, f, "ffn")
+            _float8.check(fp8, dtype, f, "ffn", hidden, "hidden")
             self.function = _float8.Gated(world, sequence_parallel, options)
             return
         x, head, reduce = ("shard(0)", "gather(x) -> gemm(w)", "reduce_scatter") if sequence_parallel else (
@@ -284,7 +284,7 @@ class GroupedMLP(_Experts):
         t = self._experts(hidden, ffn, experts, _part(experts, world, "experts"), bias, device, dtype)
         options, (more, b, c) = _options(world, reserve_sms, options), self._stages(t, "K")
         if fp8 is not None:
-            _float8.check(fp8, dtype, ffn, "ffn")
+            _float8.check(fp8, dtype, ffn, "ffn", hidden, "hidden")
             self.function = _float8.Rows(world, (more, b, c), options)
             return
         self.function = compile(
@@ -306,9 +306,9 @@ class MoE(_Experts):
     Every rank has as many tokens, 0 or more; else all pass ``tokens``, the most that one of them has, the same in each call: the kernel takes fewer
     on each rank, or none. ``shared``, as ``x``, is added to the sums before they are rounded: what experts of all tokens make.
 
-    Parameters, their layouts, ``bias`` and ``fp8`` are :class:`GroupedMLP`'s; in eight bits tokens and their gradients travel so. Forward then keeps,
-    for backward, the rows that it dispatched and both matrices, a byte an element, and their factors; backward adds the matrices stored the other way
-    round, and for gradients of matrices their rows in 16 bits. Of experts that ranks do not divide, each has ``experts / ranks`` rounded up, and the
+    Parameters, their layouts, ``bias`` and ``fp8`` are :class:`GroupedMLP`'s; in eight bits tokens and their gradients travel so. Forward then keeps
+    the rows that it dispatched, a byte an element, and their factors; backward quantises the matrices again, and has rows in 16 bits for their
+    gradients. Of experts that ranks do not divide, each has ``experts / ranks`` rounded up, and the
     last one the rest.
 
     ``capacity`` bounds the rows of an expert, from all ranks, and so memory. A float is a factor: ``capacity * tokens * top_k / experts`` rows, of the
@@ -335,7 +335,7 @@ class MoE(_Experts):
         if experts % world.size:
             options["dims"] = {**(options.get("dims") or {}), "E": experts}
         if fp8 is not None:
-            _float8.check(fp8, dtype, ffn, "ffn")
+            _float8.check(fp8, dtype, ffn, "ffn", hidden, "hidden")
         if fp8 is not None and capacity is not None:
             raise UnsupportedError("dropped rows of eight bits are not counted\n  help: leave out fp8, or capacity")
         self._made_of = t, world, options, fp8

@@ -1,5 +1,5 @@
-// Weights of bf16 in e4m3, with a factor for each 128 x 128, as they lie and the other way round. Each element is read once; a block of threads has
-// one block of factors. Numbers of rows and columns are multiples of 8.
+// Weights of bf16 in e4m3, as stored and transposed, with a factor for each block of 128 x 128. Each element is read once; a block of threads has one
+// factor. Numbers of rows and columns are multiples of 8.
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -8,10 +8,11 @@ typedef unsigned long long u64;
 constexpr u32 kBlock = 128, kThreads = 256;
 constexpr float kLargest = 448.f;  // of e4m3
 
-// x / factor, rounded once: as `__fdiv_rn`, which has a branch, where neither the quotient nor its parts leave the range of normal numbers.
+// x / factor, rounded once, by a product and its correction (Markstein), with the sign of x: `__fdiv_rn` has a branch. Of a factor within 1e-30 and
+// 1e30; quotients so small that bits are lost are 0 in e4m3.
 __device__ __forceinline__ float quotient(float x, float factor, float inverse) {
   const float q = x * inverse;
-  return __fmaf_rn(__fmaf_rn(-q, factor, x), inverse, q);
+  return copysignf(__fmaf_rn(__fmaf_rn(-q, factor, x), inverse, q), x);
 }
 
 // Two bytes: the first in the lower one.
@@ -31,7 +32,7 @@ __device__ __forceinline__ void turn(u32 (&x)[4]) {
   x[3] = __byte_perm(b, d, 0x7632);
 }
 
-// x [z, rows, columns]; values the same, turned [z, columns, rows]; factors [z, rows / 128, columns / 128], and turned: quotients rounded up.
+// x [z, rows, columns]; values the same, turned [z, columns, rows]; factors [z, ceil(rows / 128), ceil(columns / 128)], and transposed.
 extern "C" __global__ void __launch_bounds__(kThreads, 4) weights_quantize(
     const u8* x, u8* values, float* factors, u8* turned, float* turned_factors, u64 rows, u64 columns) {
   __shared__ u64 tile[kBlock * kBlock / 8];
@@ -58,10 +59,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) weights_quantize(
   __syncthreads();
 #pragma unroll
   for (u32 i = 0; i < kThreads / 32; ++i) magnitude = max(magnitude, most[i]);
-  // 1 of zeros; NaN, whose bits are above all others', where an element is.
+  // 1 for a block of zeros. Bits of a NaN compare highest, so that a NaN stays.
   const float factor = magnitude == 0 ? 1.f : __fdiv_rn(__uint_as_float(magnitude), kLargest);
   const float inverse = __frcp_rn(factor);
-  // Otherwise quotients of a few bits are not exact, or the inverse is infinite.
+  // Outside of this range remainders lose bits, or the inverse is infinite.
   const bool plain = factor > 1e-30f && factor < 1e30f;
   if (threadIdx.x == 0) {
     const u64 blocks = gridDim.x, of_rows = gridDim.y;
@@ -82,8 +83,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) weights_quantize(
     hi[i] = pairs[2] | pairs[3] << 16;
     if (there) *reinterpret_cast<uint2*>(values + first + i * columns) = make_uint2(lo[i], hi[i]);
   }
-  // 8 x 8 bytes turned, by quarters, into words of a column's 8 rows. A column's 16 words are shuffled by the lane that has it: no two lanes of 16
-  // meet in a bank.
+  // 8 x 8 bytes turned, by quarters, into words of a column's 8 rows. The place of a column's 16 words is swizzled by column / 8: 16 lanes meet in no
+  // bank.
 #pragma unroll
   for (u32 half = 0; half < 2; ++half) {
     u32 above[4], below[4];

@@ -1,6 +1,6 @@
-//! Weights in eight bits for layers that train: once read, written as they lie and the other way round, since tensor
-//! cores take both operands with the summed dimension last, and a backward sums over the other one. Not part of a plan:
-//! no peer reads them, and a launch is ordered by its stream.
+//! Quantises the weights of layers that train. One read gives two layouts, as stored and transposed: tensor cores take
+//! operands of eight bits with the summed dimension last, and a backward sums over the other one. Not part of a plan:
+//! no peer reads them, and streams order launches.
 
 use crate::driver::{Context, attribute, init};
 use crate::gpu::{Kernel, Module, StreamRef};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 const TEXT: &str = include_str!("kernel.cu");
 /// Rows and columns that share a factor.
 const BLOCK: u64 = 128;
-/// Rows and columns of a thread.
+/// A thread's patch has so many rows and columns.
 const PATCH: u64 = 8;
 /// Threads of a block, as the kernel has them.
 const THREADS: u32 = 256;
@@ -27,7 +27,7 @@ pub struct Weight {
     pub x: u64,
     /// e4m3 `[matrices, rows, columns]`.
     pub values: u64,
-    /// f32 `[matrices, r, c]`: a block's largest magnitude over 448; 1 of zeros, NaN where an element is.
+    /// f32 `[matrices, r, c]`: a block's largest magnitude over 448; 1 if all are 0, NaN if one is.
     pub factors: u64,
     /// e4m3 `[matrices, columns, rows]`.
     pub turned: u64,
@@ -67,22 +67,25 @@ impl Weights {
     /// Enqueues a call.
     ///
     /// # Errors
-    /// [`Error::Shape`] for sizes that are no multiples of 8, or too large; [`Error::Cuda`].
+    /// [`Error::Shape`] for sizes that are no multiples of 8, or too large, and for addresses; [`Error::Cuda`].
     ///
     /// # Safety
-    /// The memory is the GPU's, of the sizes that [`Weight`] has, aligned to 16 bytes, and stays until the stream is
-    /// past the call; the stream is one of the GPU's primary context.
+    /// The memory is the GPU's, of the sizes that [`Weight`] has, and stays until the stream is past the call; the stream is one of the GPU's primary context.
     pub unsafe fn quantize(&self, weight: Weight, stream: StreamRef) -> Result<()> {
         let Weight { x, values, factors, turned, turned_factors, matrices, rows, columns } = weight;
         let [across, down] = [columns, rows].map(|n| n.div_ceil(BLOCK));
         if rows % PATCH != 0 || columns % PATCH != 0 || down.max(matrices) > MOST_BLOCKS {
             let what = format!(
-                "weights have {matrices} matrices of {rows} x {columns}, and take multiples of \
-                 {PATCH}, at most {MOST_BLOCKS} matrices, and {MOST_BLOCKS} x {BLOCK} rows"
+                "{matrices} weights of {rows} x {columns}: rows and columns must be multiples of \
+                 {PATCH}, with at most {MOST_BLOCKS} matrices, of {MOST_BLOCKS} x {BLOCK} rows"
             );
             return Err(Error::Shape { what });
         }
-        if matrices * rows * columns == 0 {
+        if x % 16 != 0 || [values, turned].iter().any(|p| p % 8 != 0) {
+            let what = "a weight must be at a multiple of 16 bytes, and its results of 8".into();
+            return Err(Error::Shape { what });
+        }
+        if [matrices, rows, columns].contains(&0) {
             return Ok(());
         }
         let mut words = [x, values, factors, turned, turned_factors, rows, columns];

@@ -9,7 +9,8 @@ use mk_runtime::weights::{Weight, Weights};
 
 const BLOCK: usize = 128;
 
-/// Elements of very different magnitudes, by block: zeros, one with a NaN and one with an infinity among them.
+/// Elements of very different magnitudes, by block: zeros, of both signs, one with a NaN and one with an infinity among
+/// them.
 fn elements(matrices: usize, rows: usize, columns: usize) -> Vec<f32> {
     let at = |i: usize| {
         let (row, column) = (i / columns % rows, i % columns);
@@ -22,6 +23,7 @@ fn elements(matrices: usize, rows: usize, columns: usize) -> Vec<f32> {
             (4, ..) => x * 3e38,
             (5, ..) => x * 1e-38,
             (6, ..) => x * 1e-3,
+            (7, row, column) if (row + column) % 3 == 0 => -0.0,
             _ => x,
         }
     };
@@ -90,7 +92,7 @@ fn weights_are_quantised_as_they_lie_and_turned() {
 }
 
 #[test]
-fn weights_of_odd_sizes_are_refused() {
+fn weights_of_odd_sizes_and_places_are_refused() {
     let _alone = alone();
     let Some(world) = world_on(&[0]) else { return };
     let stream = Stream::new(&world, 0).unwrap();
@@ -105,7 +107,11 @@ fn weights_of_odd_sizes_are_refused() {
         rows: 12,
         columns: 16,
     };
-    // SAFETY: nothing is launched.
-    let refused = unsafe { weights.quantize(weight, stream.as_ref()) };
-    assert!(matches!(refused, Err(Error::Shape { .. })), "{refused:?}");
+    for wrong in
+        [weight, Weight { rows: 16, x: 8, ..weight }, Weight { rows: 16, turned: 4, ..weight }]
+    {
+        // SAFETY: nothing is launched.
+        let refused = unsafe { weights.quantize(wrong, stream.as_ref()) };
+        assert!(matches!(refused, Err(Error::Shape { .. })), "{refused:?}");
+    }
 }
