@@ -49,6 +49,16 @@ const BACKWARD: &str = "fn backward(dy: bf16[T, H] @ shard(0), ids: i64[T, K] @ 
     let rows = dy -> quantize(e4m3, 1, 128) -> dispatch(ids, capacity = R);
     (rows -> grouped_gemm(v.t), rows)
 }";
+/// The same with all that is made of its rows: gradients of what the activation took, its results and the gradients of
+/// weights.
+const GRADIENTS: &str =
+    "fn gradients(dy: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+    v: e4m3[E, F, H] scaled(128, 128) @ shard(0), h: bf16[R, 2, F] @ shard(0)) {
+    let rows = dy -> quantize(e4m3, 1, 128) -> dispatch(ids, capacity = R);
+    let u = rows -> grouped_gemm(v.t);
+    let a = h -> swiglu;
+    (u -> weigh(gate) -> swiglu_grad(h), a -> ragged(ids) -> weigh(gate), u -> weigh_grad(a), rows)
+}";
 
 fn bound(source: &str) -> (Program, Bound) {
     let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
@@ -92,6 +102,7 @@ fn texts() {
         ("tokens_quantized", TOKENS),
         ("layer_keeps_rows", KEPT),
         ("backward_eight_bits", BACKWARD),
+        ("gradients_eight_bits", GRADIENTS),
         ("own_eight_bits", given.as_str()),
         ("own_quantized", quantised.as_str()),
         ("any_eight_bits", any.as_str()),

@@ -24,6 +24,15 @@ const BACKWARD: &str = "fn backward(dy: bf16[T, H] @ shard(0), ids: i64[T, K] @ 
     let rows = dy -> quantize(e4m3, 1, 128) -> dispatch(ids);
     (rows -> grouped_gemm(v.t), rows)
 }";
+/// All of backward before the gradients of tokens and matrices.
+const GRADIENTS: &str =
+    "fn gradients(dy: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+    v: e4m3[E, F, H] scaled(128, 128) @ shard(0), h: bf16[R, 2, F] @ shard(0)) {
+    let rows = dy -> quantize(e4m3, 1, 128) -> dispatch(ids, capacity = R);
+    let u = rows -> grouped_gemm(v.t);
+    let a = h -> swiglu;
+    (u -> weigh(gate) -> swiglu_grad(h), a -> ragged(ids) -> weigh(gate), u -> weigh_grad(a), rows)
+}";
 
 fn judge(source: &str, ranks: u32, sizes: &[(&str, u64)], schedules: &[Schedule]) {
     let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
@@ -126,6 +135,15 @@ fn any_number_of_tokens() {
         for (seed, schedule) in [(1, Schedule::Random), (2, Schedule::Reversed)] {
             assert!(run(case, &plan, schedule, seed), "nothing was compared");
         }
+    }
+}
+
+#[test]
+fn gradients_of_rows_and_weights() {
+    for (ranks, tokens) in some([(1, 20), (2, 21), (3, 17), (4, 9)], 2) {
+        let rows = u64::from(ranks) * 128 * 8;
+        let sizes = [("T", tokens), ("K", 2), ("E", 8), ("H", 144), ("F", 128), ("R", rows)];
+        judge(GRADIENTS, ranks, &sizes, &Schedule::all(ranks as usize));
     }
 }
 

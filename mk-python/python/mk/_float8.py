@@ -302,32 +302,30 @@ class _Tokens(torch.autograd.Function):
         needs = {name: needs.get(name, False) for name in ("x", "ids", "weights", "w", "v", "b", "c", "s")}
         wants = lambda names: any(needs[name] for name in names)
         dy, found = dy.contiguous(), {"s": dy}
-        if wants("xwvbc"):
-            # Rows' gradients, without their tokens' weights, and those of what the second GEMM reads.
-            da, d, sd = layer.back(dy, ids, v, sv)
         if wants(("x", "weights", "w", "v", "b")):
             h = layer.up(x, sx, ids, up, s_up, *biases[:1])
-        if wants("xwb"):
-            dh = layer.swiglu_grad(da, h).flatten(1)
-            e, se = layer.quantize(dh)
+            # Times tokens' weights: gradients of h, and what the second GEMM reads. Those of weights, and gradients as rows.
+            dh, a, found["weights"], d, sd = layer.grads(dy, ids, weights, v, sv, h)
+            dh = dh.flatten(1)
+        elif wants("c"):
+            _, d, sd = layer.back(dy, ids, v, sv)
         if wants("x"):
-            found["x"] = layer.sums(e, se, ids, w, sw, weights)
-        if wants(("weights", "v")):
-            a, sa = layer.hidden(h)
-        if wants(("weights",)):
-            found["weights"] = layer.products(a, sa, ids, down, s_down, *biases[1:], dy)
-        if wants("wvbc"):
-            each = layer.each(dy.new_ones(len(dy), 8), ids, weights, torch.eye(8, dtype=dy.dtype, device=dy.device).expand(len(w), 8, 8).contiguous())
-            weighed = lambda values, scale: layer.wide(values, scale * each[:, 0].float())
-            if needs["w"]:
-                found["w"] = layer.weights(weighed(x, sx), ids, layer.wide(e, se)).unflatten(2, (2, -1))
-            if needs["v"]:
-                found["v"] = layer.weights(layer.wide(a, sa), ids, weighed(d, sd))
-            # Sums of each expert's rows.
-            if needs["b"]:
-                found["b"] = layer.weights(each, ids, dh)[:, 0].unflatten(1, (2, -1))
-            if needs["c"]:
-                found["c"] = layer.weights(each, ids, layer.wide(d, sd))[:, 0]
+            e, se = layer.quantize(dh)
+            found["x"] = layer.sums(e, se, ids, w, sw, torch.ones_like(weights))
+        if needs["weights"] and biases:
+            found["weights"] = layer.products(*layer.hidden(h), ids, down, s_down, *biases[1:], dy)
+        if needs["w"]:
+            found["w"] = layer.weights(layer.wide(x, sx), ids, dh).unflatten(2, (2, -1))
+        if wants("vc"):
+            d = layer.wide(d, sd)
+        if needs["v"]:
+            found["v"] = layer.weights(a, ids, d)
+        # Sums of each expert's rows.
+        if needs["b"]:
+            found["b"] = layer.weights(dh.new_ones(len(dh), 8), ids, dh)[:, 0].unflatten(1, (2, -1))
+        if needs["c"]:
+            eye = torch.eye(8, dtype=dy.dtype, device=dy.device).expand(len(w), 8, 8).contiguous()
+            found["c"] = layer.weights(layer.each(dy.new_ones(len(dy), 8), ids, weights, eye), ids, d)[:, 0]
         return None, *(found.get(name) for name in layer.names)
 
 
@@ -355,12 +353,18 @@ class Tokens(_Kernels):
                 {result}
             }}""")
         self.forward, self.kept = layer("moe", "y"), layer("moe_kept", "(y, rows)")
+        rows = f"dy -> quantize(e4m3, 1, {BLOCK}) -> dispatch(ids"
         self.back = make(
-            f"""fn moe_da({tokens("dy")}, v: e4m3[E, F, H] {MATRICES}) {{
-                let rows = dy -> quantize(e4m3, 1, {BLOCK}) -> dispatch(ids);
-                (rows -> grouped_gemm(v.t), rows)
+            f"fn moe_rows({tokens('dy')}, v: e4m3[E, F, H] {MATRICES}) {{ let rows = {rows}); (rows -> grouped_gemm(v.t), rows) }}")
+        self.grads = make(
+            f"""fn moe_grads({tokens("dy")}, {weights}, v: e4m3[E, F, H] {MATRICES}, h: bf16[R, 2, F] @ shard(0)) {{
+                let rows = {rows}, capacity = R);
+                let u = rows -> grouped_gemm(v.t);
+                let a = h -> swiglu;
+                (u -> weigh(weights) -> swiglu_grad(h), a -> ragged(ids) -> weigh(weights), u -> weigh_grad(a), rows)
             }}""")
         self.sums = self.product("dx", f", {weights}", " -> combine(weights)")
+        # Of biases each token's weight has a part, which rows before them do not show.
         self.products = self.product("dweights", (", c: bf16[E, N] @ shard(0)" if c else "") + ", dy: bf16[T, N] @ shard(0)", f"{c} -> combine_grad(dy)")
         # Of each row its weight.
         self.each = make(

@@ -184,8 +184,9 @@ fn weighed(g: &mut OpGraph) {
     for node in all.collect::<Vec<_>>() {
         let &[scaled, h] = g.operands(node).as_slice() else { continue };
         let &[u, ids, weights] = g.operands(scaled).as_slice() else { continue };
-        let plain =
-            matches!(&g.graph[u].kind, Kind::GroupedGemm { epilogue, .. } if epilogue.is_empty());
+        // Of eight bits it has factors.
+        let plain = matches!(&g.graph[u].kind, Kind::GroupedGemm { epilogue, .. }
+            if epilogue.iter().all(|op| matches!(op, EpilogueOp::ScaleSteps | EpilogueOp::ScaleBlocks)));
         let alone = g.graph[scaled].kind == Kind::Weigh && g.uses(scaled) == 1;
         if !plain || !alone || g.graph[h].kind != Kind::Param || g.results.contains(&u) {
             continue;
