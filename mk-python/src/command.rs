@@ -3,8 +3,8 @@
 use pyo3::prelude::*;
 use std::ffi::OsString;
 
-/// Runs the command with these words, and returns its exit status. Once in a process: the second time how much is said
-/// stays as it was.
+/// Runs the command with these words, and returns its exit status. A second call in a process keeps the first one's
+/// log level.
 #[pyfunction]
 #[pyo3(name = "_command")]
 pub fn command(py: Python<'_>, words: Vec<OsString>) -> u8 {

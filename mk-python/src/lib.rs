@@ -4,8 +4,8 @@
 //! arguments apart, `check.rs` checks them in worlds of every kind, `plan.rs` shows and simulates what would run,
 //! `program.rs` gives the pipeline as data, `source.rs` reads its text, `predict.rs` asks the cost model, `derive.rs`
 //! gives derivatives as texts, `balance.rs` orders documents, `explain.rs` explains and has it compared, `options.rs`
-//! reads keyword arguments, `weight.rs` quantises weights, `interrupt.rs` looks for signals, `log.rs` passes warnings on, `command.rs` is the `mk`
-//! command, `errors.rs` turns errors into exceptions.
+//! reads keyword arguments, `weight.rs` quantises weights, `interrupt.rs` looks for signals, `log.rs` passes warnings
+//! on, `command.rs` is the `mk` command, `errors.rs` turns errors into exceptions.
 //!
 //! Invariants: nothing is decided here that a Rust program could not decide through the crate `mk`. The interpreter is
 //! released while ranks are waited for, kernels compiled and launches enqueued. The lock of a function is held while it

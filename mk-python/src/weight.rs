@@ -36,7 +36,7 @@ pub fn quantize_weight(
     let ([matrices, rows, columns], [x, values, factors, turned, turned_factors]) = (sizes, memory);
     let weight = Weight { x, values, factors, turned, turned_factors, matrices, rows, columns };
     // A full queue makes a launch wait, perhaps for a rank that another thread launches.
-    // SAFETY: `_on_gpu` of mk._float8 passes contiguous tensors of the device, bf16, e4m3 and f32 of these sizes; torch's
-    // allocator keeps them for its current stream. Their alignment is checked.
+    // SAFETY: `_on_gpu` of mk._float8 passes contiguous tensors of the device, bf16, e4m3 and f32 of these sizes;
+    // torch's allocator keeps them for its current stream. Their alignment is checked.
     py.detach(|| unsafe { weights.quantize(weight, stream) }).map_err(|e| errors::runtime(py, &e))
 }

@@ -420,8 +420,8 @@ pub fn gpu_of(world: &World, rank: u32) -> Result<Gpu, mk_runtime::Error> {
 /// Compute capability of the GPUs that kernels are made for.
 const HOPPER: (u32, u32) = (9, 0);
 
-/// The config for a pipeline on such GPUs, in the world of a config ([`space::defaults`]), but for SMs: a measured winner
-/// that has a kernel, else what the model chooses, else the defaults. Over nodes nothing was measured.
+/// The config for a pipeline on such GPUs, in the world of a config ([`space::defaults`]), but for SMs: a measured
+/// winner that has a kernel, else what the model chooses, else the defaults. Over nodes nothing was measured.
 pub fn decide_in(
     program: &Program,
     bound: &Bound,

@@ -40,8 +40,8 @@ pub struct FunctionOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tuning {
     /// A config that is not the default one is taken as it is, and any in a world whose ranks share a GPU. Else what
-    /// [`choice::decide_in`](crate::choice::decide_in) says: a measured winner (`mk tune`), what the cost model takes for the
-    /// best, the default.
+    /// [`choice::decide_in`](crate::choice::decide_in) says: a measured winner (`mk tune`), what the cost model takes
+    /// for the best, the default.
     #[default]
     Auto,
     /// The config is taken as it is.

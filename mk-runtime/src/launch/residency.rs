@@ -7,7 +7,7 @@ use crate::{Error, Result};
 use cudarc::driver::sys;
 use mk_abi::KernelSource;
 
-/// The largest cluster that every GPU of an architecture accepts.
+/// CUDA's portable cluster size: larger ones need an attribute.
 const PORTABLE_CLUSTER: u32 = 8;
 
 /// Launch attributes. They live here, not in the driver: `config` points into them.
@@ -100,7 +100,7 @@ pub(super) fn prepare(
     }
     let sharing = world.sharing(rank);
     let (fits, per_sm) = resident_ctas(source, kernel, &limits, reserve_sms, sharing)?;
-    // CTAs that wait for nobody but their cluster may come one after the other.
+    // CTAs that wait only for their own cluster need not all be resident.
     let together = if source.cooperative { source.grid } else { source.cluster };
     if fits < together {
         return Err(Error::NotCoResident {

@@ -1,5 +1,5 @@
-//! Fault records: pinned host memory that kernels write and the host reads while they run, with one word the other way
-//! round.
+//! Fault records: pinned host memory that kernels write and the host reads while they run, and one word that the
+//! host writes and kernels read.
 //!
 //! In a world of processes each has a page with its own record, registered for its GPU, and maps those of the others on
 //! its node, so that every rank can say what went wrong on the rank where it did.
@@ -131,7 +131,7 @@ impl FaultRecords {
         self.host.iter().any(|(of, record)| *of == rank && state(*record) != 0)
     }
 
-    /// Whether any kernel began a record. Two loads per rank, no driver call.
+    /// Whether any kernel began a record. One load per rank, no driver call.
     pub(crate) fn any(&self) -> bool {
         self.host.iter().any(|(_, record)| state(*record) != 0)
     }
@@ -152,7 +152,7 @@ impl FaultRecords {
     }
 
     /// Tells the kernels of the node's ranks to give up, on behalf of rank `by`, unless they have been told before. A
-    /// store: no driver call, and no stream, of which none gets past what is queued on many others.
+    /// store: no driver call, and no stream, which could queue behind others.
     pub(crate) fn abort(&self, by: u32) {
         for (_, record) in &self.host {
             let told = word(*record, offset_of!(FaultRecord, abort));
@@ -161,7 +161,7 @@ impl FaultRecords {
         }
     }
 
-    /// What dropping does; nothing is left for the drop then.
+    /// As `drop`, but says what failed; a later drop does nothing.
     pub(crate) fn release(&mut self) -> Result<()> {
         let memory = std::mem::replace(&mut self.memory, Memory::Released);
         let host = std::mem::take(&mut self.host);

@@ -70,7 +70,8 @@ impl Weights {
     /// [`Error::Shape`] for sizes that are no multiples of 8, or too large, and for addresses; [`Error::Cuda`].
     ///
     /// # Safety
-    /// The memory is the GPU's, of the sizes that [`Weight`] has, and stays until the stream is past the call; the stream is one of the GPU's primary context.
+    /// The memory is the GPU's, of the sizes that [`Weight`] has, and stays until the stream is past the call; the
+    /// stream is one of the GPU's primary context.
     pub unsafe fn quantize(&self, weight: Weight, stream: StreamRef) -> Result<()> {
         let Weight { x, values, factors, turned, turned_factors, matrices, rows, columns } = weight;
         let [across, down] = [columns, rows].map(|n| n.div_ceil(BLOCK));

@@ -17,7 +17,7 @@ impl Cost for AttendGradTile {
 
 fn attends(x: &AttendGradTile) -> Attends {
     let (block, [keys, values]) = (x.block, [x.block[2], x.value_dim()]);
-    // Scores, and weights' gradients where these are asked for; then a product for each result.
+    // q kᵀ, and dO vᵀ unless only dV is wanted; then a product for each result.
     let deep = if x.of == GradOf::ValuesAlone { keys } else { keys + values };
     let wide = x.of.made().iter().map(|o| if *o == Operand::Dv { values } else { keys }).sum();
     Attends { block, stages: x.stages, deep, wide, moving: x.of.moving()[0] }

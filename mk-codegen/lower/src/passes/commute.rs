@@ -1,7 +1,6 @@
 //! Moves row-wise operations before the gathers of their rows: each rank computes its own rows, once, before the send.
 //!
-//! Factors of blocks have one row for each 128 columns: token rows lie along the last dimension, which the gather
-//! follows.
+//! Factors of blocks are `[K / 128, M]`: tokens are the last dimension, so that they are gathered along it.
 //!
 //! Precondition: fused epilogues. Postcondition: a row-wise operation reads a gather of rows only if its other operand
 //! is not gathered.

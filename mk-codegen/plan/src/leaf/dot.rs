@@ -1,4 +1,4 @@
-//! Products of rows, and elements alone.
+//! Dot products of rows, or elements that already are such.
 
 use super::Record;
 use crate::{
@@ -6,11 +6,11 @@ use crate::{
     names::{Agent::Copier, Mode, Operand, Point, Proxy},
 };
 
-/// `dst[each] = sum over columns of src[each] * w` at each iteration of the inner loop, in f32: an element for each row
-/// of `src`, and 0 for one that is not there.
+/// At each iteration of the inner loop `dst[each]` is the dot product of each row of `src[each]` with `w`, in f32; 0
+/// for a row that does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct DotTile {
-    /// `src` has elements in f32, which stand for products: there is no `w`.
+    /// `src` has the dot products already, in f32: there is no `w`.
     pub plain: bool,
 }
 

@@ -35,7 +35,7 @@ impl Limits {
     /// From options; a write takes two work requests.
     pub fn of(options: &Options, depth: usize) -> Limits {
         let receives = match options.ordering {
-            // Never consumed: it completes with an error when the queue pair fails.
+            // No message consumes it: it reports that the queue pair failed.
             Ordering::InOrder => 1,
             Ordering::Unordered => u32::from(options.window) + MORE_RECEIVES,
         };
@@ -229,7 +229,7 @@ impl Lane {
         check("ibv_post_recv", code)
     }
 
-    /// Number of work requests of a write, of at most `most` bytes each.
+    /// Number of work requests for a write, with at most `most` bytes in each.
     pub fn requests(bytes: u64, notify: Notify, most: u64) -> u32 {
         let parts = bytes.div_ceil(most) as u32;
         match notify {

@@ -113,7 +113,7 @@ pub(super) fn copy(e: &mut Emitter<'_>, s: Slice, (bulk, own): (bool, bool)) -> 
     })
 }
 
-/// Whether a task moves anything, as C: the same at both ends, wherever they are.
+/// The condition, in C, under which a task moves data; both ends share it.
 fn asks(e: &Emitter<'_>, f: &Family) -> Result<Option<String>> {
     let ends = f.accesses.iter().filter(|a| matches!(a.operand, Operand::Src | Operand::Dst));
     let mut asked = ends.map(|a| (a, e.plan.meeting(a.when.as_ref()).map(|m| m.entry)));
@@ -287,7 +287,7 @@ fn each_row(
     Ok(())
 }
 
-/// A distance in memory, so many times.
+/// `pitch * times`, as C.
 fn spaced(pitch: String, times: &str) -> String {
     if times == "1" { pitch } else { format!("{pitch} * ({times})") }
 }

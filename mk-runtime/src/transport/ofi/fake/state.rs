@@ -38,9 +38,9 @@ pub(crate) struct Behaviour {
     pub arrival: Arrival,
     /// Reads of completion queues that pass before a write comes to be.
     pub late: u64,
-    /// Every so-manieth write fails, from the first on.
+    /// Every nth write fails, the first included.
     pub fails: Option<u64>,
-    /// Ends whose writes fail, by the peer's endpoint: none is all.
+    /// Only writes to this endpoint fail; `None`: to any.
     pub fails_at: Option<u64>,
 }
 
@@ -233,7 +233,7 @@ impl State {
         self.others = Some(others);
     }
 
-    /// Sends a write to another process: whether that took it, or is gone.
+    /// Sends a write to another process; false if it must be sent again.
     fn leave(&mut self, op: Op) -> bool {
         let process = (op.to >> 32) as u32;
         // SAFETY: bytes of the sender's arena, which stay until the write has ended.
