@@ -8,7 +8,7 @@ use super::{
 };
 use std::borrow::Cow;
 
-/// What a task reads for one line; nothing where its region is empty.
+/// One source that a task reads; empty where its region is.
 #[derive(Default)]
 pub struct Source<'m> {
     /// Integers, row by row.

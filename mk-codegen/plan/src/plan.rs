@@ -188,7 +188,7 @@ pub struct Nic {
     pub lanes: u32,
 }
 
-/// What is left out of JSON where it is 1.
+/// The default of numbers that JSON leaves out if they are 1.
 pub(crate) fn one() -> u32 {
     1
 }

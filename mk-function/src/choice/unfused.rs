@@ -150,7 +150,7 @@ fn part(
     let made = Program::parse(&excerpt.text()).ok()?;
     let sizes = cut::bind(&excerpt, bound, &made)?;
     let (inputs, results) = (excerpt.inputs(), excerpt.results);
-    // What was read is what was written: the same operations, of values and with results of the same types.
+    // The text parsed to what it was written from: the same operations, and values and results of the same types.
     let op = |id: &ValueId| match program.def(*id) {
         Some(Def::Node(node)) => Some(node.op),
         _ => None,

@@ -384,7 +384,7 @@ class Tokens(_Kernels):
 
 
 def check(fp8, dtype, part, what, other, its):
-    """Refuses what a layer of eight bits cannot be: ``part`` is a rank's part of a dimension, ``other`` the whole one."""
+    """Refuses sizes and types that layers of eight bits cannot have. ``part`` is a rank's part of one dimension, ``other`` the other dimension."""
     if fp8 != "1x128":
         raise ArgumentError(f'fp8 is {fp8!r}, and layers take "1x128"\n  help: leave it out for 16 bits')
     if dtype != torch.bfloat16:

@@ -261,7 +261,7 @@ impl Reference {
     }
 
     /// Compares `x` with `reference`, of the same shape (seen as rows of the last dimension) on the same rank. The
-    /// sums are in f64. What is beyond the range of the type of `x` in both is left out. With `own`, only the first
+    /// sums are in f64. Elements beyond the range of the type of `x` in both are left out. With `own`, only the first
     /// `own[i]` rows of the 128 from `128 * i` on count, and the others must be 0 in both.
     ///
     /// # Errors

@@ -66,7 +66,7 @@ fn operands<'p, const N: usize>(
     })
 }
 
-/// What a table is made of, and the tables, as many as `N` and `M`.
+/// The `N` sources of a task that fills tables, and its `M` tables.
 fn ends<'p, const N: usize, const M: usize>(
     e: &Emitter<'p>,
     f: &'p Family,
